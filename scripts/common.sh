@@ -1,19 +1,34 @@
 # SPDX-License-Identifier: GPL-2.0-only
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034
 #
 # Sourced by every script here: where things are, and how to speak to the user.
 
 set -eu
+unset MAKEFLAGS MAKELEVEL
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=$top/build
-logs=$build/logs
-export top build logs
+
+# work: what is built from one base. base: its source, never changed. linux: a
+# git tree, the base as its first commit and one commit a patch. LINUX=DIR
+# stands for the user's own kernel tree, which gets a place of its own.
+work=$build
+base=$build/base
+linux=$top/linux
+if [ -n "${LINUX:-}" ]; then
+	work=$build/own
+	base=$work/base
+	linux=$work/linux
+fi
+logs=$work/logs
 
 BASE_VERSION=7.3.4-1~bpo13+1
 BASE_SHA256=703e369ddd4cce971452f5a593ee55df3a5c10c83caf0fa0df039633ed181ee3
 VNG_VERSION=1.35
-export BASE_VERSION BASE_SHA256 VNG_VERSION
+
+# virtme-ng as scripts/setup unpacked it, where the system has none.
+export PATH="$PATH:$build/vng/usr/bin"
+export PYTHONPATH="$build/vng/usr/lib/python3/dist-packages${PYTHONPATH:+:$PYTHONPATH}"
 
 mkdir -p "$logs"
 
@@ -47,8 +62,13 @@ logged()
 	fi
 }
 
-# The base as it was imported, or the user's own with LINUX=DIR.
-base_version()
+# What guests run under: KVM or TCG. A /dev/kvm that opens proves nothing:
+# where the CPU shows neither vmx nor svm it is an emulation that may hang.
+accelerator()
 {
-	make -s --no-print-directory -C "$1" kernelversion
+	if grep -Eqw 'vmx|svm' /proc/cpuinfo && (: <>/dev/kvm) 2>/dev/null; then
+		echo KVM
+	else
+		echo TCG
+	fi
 }
