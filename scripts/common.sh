@@ -62,6 +62,53 @@ logged()
 	fi
 }
 
+# kmake KIND OUT ARGS...: make in the stock or patched source, built into OUT.
+kmake()
+{
+	local src=$base out=$2 cc=gcc
+
+	[ "$1" = stock ] || src=$linux
+	shift 2
+	if command -v ccache >/dev/null; then
+		cc='ccache gcc'
+		export CCACHE_BASEDIR=$top CCACHE_NOHASHDIR=1
+	fi
+	make -s -C "$src" O="$out" CC="$cc" HOSTCC="$cc" \
+		LOCALVERSION="-${out##*/}" \
+		KBUILD_BUILD_USER=guest KBUILD_BUILD_HOST=guest \
+		-j"$(nproc)" "$@" 9>&-
+}
+
+# kconfig KIND FLAVOUR OUT: allnoconfig with configs/guest.config and
+# configs/FLAVOUR.config over it; for tests, the suites of mm/tests as well.
+# Always made anew, since a patch may have added an option: .config is only
+# written when that changes it, so nothing is built in vain.
+kconfig()
+{
+	local kind=$1 flavour=$2 out=$3 name=${3##*/} src=$base lost
+
+	[ "$kind" = stock ] || src=$linux
+	mkdir -p "$out"
+	cat "$top/configs/guest.config" "$top/configs/$flavour.config" >"$out/all.config"
+	[ "$flavour" != test ] || [ ! -f "$src/mm/tests/.kunitconfig" ] ||
+		cat "$src/mm/tests/.kunitconfig" >>"$out/all.config"
+	KCONFIG_ALLCONFIG=$out/all.config \
+		logged "$name-config" kmake "$kind" "$out" allnoconfig
+
+	lost=$(sed -n 's/^\(CONFIG_[A-Z0-9_]*\)=.*/\1 &/p' "$out/all.config" |
+		awk '{ want[$1] = substr($0, length($1) + 2) }
+		     END { for (o in want) print want[o] }' |
+		grep -v '=n$' | grep -vxFf "$out/.config" || true)
+	[ -z "$lost" ] || die "$name: not in the configuration:" "${lost//$'\n'/ }"
+}
+
+# One kernel build at a time: two would only take turns.
+lock_builds()
+{
+	exec 9>"$build/kernel.lock"
+	flock -n 9 || { say "waiting for another kernel build"; flock 9; }
+}
+
 # What guests run under: KVM or TCG. A /dev/kvm that opens proves nothing:
 # where the CPU shows neither vmx nor svm it is an emulation that may hang.
 accelerator()

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: GPL-2.0-only
+
+# LINUX=DIR: for run, test, bench and shell, the user's own base; for apply, the
+# tree that the series goes onto.
+export LINUX SIGNOFF
+
+help:		## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
+
+run:		## set up, build stock and patched, boot both, measure, print the table
+test:		## all that CI runs
+bench:		## measure at length, several boots of each kernel: results/
+apply:		## put the series onto your own tree: LINUX=DIR [SIGNOFF=1]
+tree:		## make linux/ (a git tree, one commit a patch) of base and patches
+refresh:	## write the patches out of linux/
+check:		## static checks only
+shell:		## an interactive shell in the patched guest
+clean:		## remove build/
+
+run test bench apply refresh:
+	@scripts/$@
+
+tree check:
+	@scripts/setup
+	@scripts/$@
+
+shell:
+	@scripts/setup
+	@scripts/tree
+	@scripts/kernel patched measure
+	@scripts/guest build/$(if $(LINUX),own/)patched-measure/arch/x86/boot/bzImage
+
+clean:
+	rm -rf build
+
+.PHONY: help run test bench apply tree refresh check shell clean

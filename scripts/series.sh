@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: GPL-2.0-only
+# shellcheck shell=bash
+#
+# The series in its two forms, and the ways between them: commits in linux/ on
+# top of its first one, which is the base; and patches/ with `series` and the
+# files that the series adds. Nobody's git configuration plays a part.
+
+. "$(dirname "$0")/common.sh"
+
+export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1 LC_ALL=C
+export GIT_COMMITTER_NAME=series GIT_COMMITTER_EMAIL=series@localhost
+
+parts='copy rmap batch mt'
+overlay='mm include tools/testing/selftests/mm Documentation'
+
+# What was last written to, or read from, patches/. While linux/ stands there
+# it has nothing to lose.
+exported=refs/series/exported
+
+g()
+{
+	git -C "$linux" "$@"
+}
+
+base_commit()
+{
+	g rev-list --max-parents=0 HEAD | tail -n 1
+}
+
+# history COMMIT: all that a patch keeps of every commit up to it.
+history()
+{
+	g log --reverse --date=raw --format='%T %an <%ae> %ad%n%B' \
+		"$(base_commit)..$1"
+}
+
+# init_linux DIR: a git tree of the base in DIR.
+init_linux()
+{
+	cp -a "$base" "$1"
+	git -C "$1" init -q -b series
+	git -C "$1" -c core.bigFileThreshold=1 -c core.compression=1 add -A -f
+	GIT_AUTHOR_NAME=series GIT_AUTHOR_EMAIL=series@localhost \
+	GIT_AUTHOR_DATE='2026-01-01 00:00:00 +0000' \
+	GIT_COMMITTER_DATE='2026-01-01 00:00:00 +0000' \
+		git -C "$1" commit -q --no-verify \
+		-m "Linux $(make -s -C "$base" kernelversion)"
+	git -C "$1" branch base
+	git -C "$1" update-ref "$exported" HEAD
+}
+
+# import_patches: makes commits of patches/ on top of the base, as git am would,
+# but leaves the files of linux/ alone. Prints the last one.
+import_patches()
+(
+	tmp=$(mktemp -d "$work/import.XXXXXX")
+	trap 'rm -rf "$tmp"' EXIT
+	export GIT_INDEX_FILE=$tmp/index
+
+	parent=$(base_commit)
+	g read-tree "$parent"
+	for patch in "$top"/patches/*.patch; do
+		[ -e "$patch" ] || continue
+		g mailinfo "$tmp/message" "$tmp/diff" <"$patch" >"$tmp/info"
+		field() { sed -n "s/^$1: //p" "$tmp/info"; }
+		g apply --cached --whitespace=nowarn "$tmp/diff" 2>"$tmp/error" ||
+			die "patches/${patch##*/} does not apply:" "$(cat "$tmp/error")"
+		parent=$({ field Subject; echo; cat "$tmp/message"; } |
+			git stripspace |
+			GIT_AUTHOR_NAME=$(field Author) \
+			GIT_AUTHOR_EMAIL=$(field Email) \
+			GIT_AUTHOR_DATE=$(field Date) \
+			GIT_COMMITTER_DATE=$(field Date) \
+			git -C "$linux" commit-tree -p "$parent" "$(g write-tree)")
+	done
+	echo "$parent"
+)
+
+# list_series PATCHES: the file `series` for the patches in a directory. The part
+# of a patch is the one under whose heading its name, less the number, stands
+# in `series` so far. A patch with a new name goes where the one before it is.
+list_series()
+{
+	local old=$top/series
+
+	[ -f "$old" ] || old=/dev/null
+	find "$1" -name '*.patch' -printf '%f\n' | sort |
+	awk -v parts="$parts" -v base="linux-source-7.3 $BASE_VERSION" '
+	BEGIN { n = split(parts, order); for (i in order) rank[order[i]] = i + 0; part = order[1] }
+	/^# part: / && FILENAME != "-" { was = $3; next }
+	/^#/ || !NF { next }
+	{ name = $1; sub(/^[0-9]+-/, "", name) }
+	FILENAME != "-" { known[name] = was; next }
+	{
+		if (!(name in known))
+			print "new in part " part ", unless moved in series: " $1 >"/dev/stderr"
+		else if (rank[known[name]] >= rank[part])
+			part = known[name]
+		else {
+			print $1 " is of part " known[name] ", but follows part " part >"/dev/stderr"
+			exit bad = 1
+		}
+		list[part] = list[part] $1 "\n"
+	}
+	END {
+		if (bad)
+			exit 1
+		print "# base: " base
+		for (i = 1; i <= n; i++)
+			printf "\n# part: %s\n%s", order[i], list[order[i]]
+	}' "$old" -
+}
+
+# list_maintainers: what the series adds to MAINTAINERS, under the headings.
+list_maintainers()
+{
+	g diff -U9999 "$(base_commit)" HEAD -- MAINTAINERS | awk '
+	/^(---|\+\+\+|@@|diff|index)/ { next }
+	{ mark = substr($0, 1, 1); line = substr($0, 2) }
+	line ~ /^[^\t ]/ && line !~ /^[A-Z]:/ { head = line }
+	mark == "+" && line != head && line != "" {
+		if (head != shown)
+			print (shown ? "\n" : "") head
+		shown = head
+		print line
+	}'
+}
+
+# export_series DIR: HEAD of linux/ as patches/, series, MAINTAINERS.snippet and
+# the files that the series adds, in an empty directory.
+export_series()
+{
+	local root added
+
+	root=$(base_commit)
+	[ -z "$(g rev-list --merges "$root..HEAD")" ] ||
+		die "linux/ has a merge; the series is a line of commits"
+	mkdir -p "$1/patches"
+	g -c core.abbrev=12 format-patch -q --zero-commit --no-signature \
+		--no-numbered --no-cover-letter -o "$1/patches" "$root..HEAD"
+	list_series "$1/patches" >"$1/series"
+	g diff --quiet "$root" HEAD -- MAINTAINERS ||
+		list_maintainers >"$1/MAINTAINERS.snippet"
+	# shellcheck disable=SC2086
+	added=$(g diff --name-only --diff-filter=A --no-renames "$root" HEAD -- $overlay)
+	# shellcheck disable=SC2086
+	[ -z "$added" ] ||
+		g -c tar.umask=022 archive HEAD -- $added | tar -x -C "$1"
+}
