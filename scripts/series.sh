@@ -3,12 +3,11 @@
 #
 # The series in its two forms, and the ways between them: commits in linux/ on
 # top of its first one, which is the base; and patches/ with `series` and the
-# files that the series adds. Nobody's git configuration plays a part.
+# files that the series adds.
 
 . "$(dirname "$0")/common.sh"
 
-export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1 LC_ALL=C
-export GIT_COMMITTER_NAME=series GIT_COMMITTER_EMAIL=series@localhost
+export LC_ALL=C
 
 parts='copy rmap batch mt'
 overlay='mm include tools/testing/selftests/mm Documentation'
@@ -17,9 +16,12 @@ overlay='mm include tools/testing/selftests/mm Documentation'
 # it has nothing to lose.
 exported=refs/series/exported
 
+# git in linux/. Nobody's configuration or identity plays a part.
 g()
 {
-	git -C "$linux" "$@"
+	GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1 \
+	GIT_COMMITTER_NAME=series GIT_COMMITTER_EMAIL=series@localhost \
+		git -C "$linux" "$@"
 }
 
 base_commit()
@@ -34,19 +36,24 @@ history()
 		"$(base_commit)..$1"
 }
 
-# init_linux DIR: a git tree of the base in DIR.
+# init_linux: makes linux/ of the base alone, whole or not at all. The threshold
+# has git write one pack instead of a file for each blob.
 init_linux()
 {
-	cp -a "$base" "$1"
-	git -C "$1" init -q -b series
-	git -C "$1" -c core.bigFileThreshold=1 -c core.compression=1 add -A -f
+	local new=$linux
+	local linux=$new.tmp
+
+	rm -rf "$linux"
+	cp -a "$base" "$linux"
+	g init -q -b series
+	g -c core.bigFileThreshold=1 -c core.compression=1 add -A -f
 	GIT_AUTHOR_NAME=series GIT_AUTHOR_EMAIL=series@localhost \
 	GIT_AUTHOR_DATE='2026-01-01 00:00:00 +0000' \
 	GIT_COMMITTER_DATE='2026-01-01 00:00:00 +0000' \
-		git -C "$1" commit -q --no-verify \
-		-m "Linux $(make -s -C "$base" kernelversion)"
-	git -C "$1" branch base
-	git -C "$1" update-ref "$exported" HEAD
+		g commit -q -m "Linux $(make -s -C "$base" kernelversion)"
+	g branch base
+	g update-ref "$exported" HEAD
+	mv "$linux" "$new"
 }
 
 # import_patches: makes commits of patches/ on top of the base, as git am would,
@@ -71,7 +78,7 @@ import_patches()
 			GIT_AUTHOR_EMAIL=$(field Email) \
 			GIT_AUTHOR_DATE=$(field Date) \
 			GIT_COMMITTER_DATE=$(field Date) \
-			git -C "$linux" commit-tree -p "$parent" "$(g write-tree)")
+			g commit-tree -p "$parent" "$(g write-tree)")
 	done
 	echo "$parent"
 )
