@@ -71,7 +71,7 @@ kmake()
 	shift 2
 	if command -v ccache >/dev/null; then
 		cc='ccache gcc'
-		export CCACHE_BASEDIR=$top CCACHE_NOHASHDIR=1
+		export CCACHE_BASEDIR=$top CCACHE_NOHASHDIR=1 CCACHE_DEPEND=1
 	fi
 	make -s -C "$src" O="$out" CC="$cc" HOSTCC="$cc" \
 		LOCALVERSION="-${out##*/}" \
