@@ -35,10 +35,10 @@
 #define KPF_UNEVICTABLE		BIT_ULL(18)
 #define KPF_MLOCKED		BIT_ULL(33)
 
-#define MAX_FOLIOS		128
+#define MAX_FOLIOS		64
 #define MAX_TRIES		10
 #define RACE_ROUNDS		8
-#define RACE_BYTES		(2UL << 20)
+#define RACE_BYTES		(1024UL * 1024)
 
 #define GUP_TEST_PATH		"/sys/kernel/debug/gup_test"
 #define UNPOISON_PATH		"/sys/kernel/debug/hwpoison/unpoison-pfn"
@@ -620,8 +620,8 @@ static void bounce_whole(struct __test_metadata *_metadata, struct mem *mem)
 	for (i = 1; i <= 10; i++) {
 		move_to(_metadata, mem, node[i % 2]);
 		check_whole(_metadata, mem);
-		check_contents(_metadata, mem);
 	}
+	check_contents(_metadata, mem);
 }
 
 /* Folio 0 cannot be moved, the others can. */
@@ -1042,7 +1042,7 @@ FIXTURE_VARIANT_ADD(folio_migrate, pmd_mapped) { .pmd_mapped = true };
 
 FIXTURE_SETUP(folio_migrate)
 {
-	unsigned int pmd_order;
+	unsigned int order, pmd_order;
 
 	setup(_metadata);
 	if (_metadata->exit_code)
@@ -1051,8 +1051,9 @@ FIXTURE_SETUP(folio_migrate)
 	pmd_order = sz2ord(pmdsize, pagesize);
 	if (variant->order >= pmd_order)
 		SKIP(return, "a PMD is of order %u", pmd_order);
-	mem_alloc(_metadata, &self->mem, variant->order ?: pmd_order,
-		  variant->order ? 4 : 2, variant->pmd_mapped);
+	order = variant->order ?: pmd_order;
+	mem_alloc(_metadata, &self->mem, order, order > 6 ? 2 : 4,
+		  variant->pmd_mapped);
 }
 
 FIXTURE_TEARDOWN(folio_migrate)
@@ -1391,9 +1392,9 @@ TEST_F(folio_migrate, pinned_uffd_wp)
 	unsigned int half = mem->folio_pages / 2;
 	int fd;
 
-	if (!pin_page(_metadata, mem, half, &fd))
-		return;
 	if (!uffd_protect_odd(_metadata, mem))
+		return;
+	if (!pin_page(_metadata, mem, half, &fd))
 		return;
 
 	move_all_but_first(_metadata, mem, node[1]);
