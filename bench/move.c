@@ -93,6 +93,7 @@ static int opt_moves = 10, opt_repeats = 1;
 static size_t opt_list;
 static int opt_from, opt_to = 1;
 static bool opt_stall;
+static bool opt_warm;
 static bool cpu_erms, cpu_fsrm;
 
 static char *scratch_from, *scratch_to;
@@ -327,6 +328,35 @@ static void *map_scratch(int node)
 	memset(mem, 1 + node, scratch_bytes);
 	set_node(-1);
 	return mem;
+}
+
+/*
+ * Touch the free memory of a node. A guest gets its memory from the host page by
+ * page, as it is first touched, which is slow and not to be measured.
+ */
+static void warm_node(int node)
+{
+	char path[64], text[4096] = "", *at;
+	size_t bytes = 0;
+	char *mem;
+
+	snprintf(path, sizeof(path), "/sys/devices/system/node/node%d/meminfo", node);
+	read_text(path, text, sizeof(text));
+	at = strstr(text, "MemFree:");
+	if (at)
+		bytes = strtoull(at + strlen("MemFree:"), NULL, 10) * 1024 / 8 * 7;
+	if (!bytes)
+		return;
+	mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+		   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (mem == MAP_FAILED)
+		fail("mmap");
+	madvise(mem, bytes, MADV_HUGEPAGE);
+	set_node(node);
+	for (size_t i = 0; i < bytes; i += PAGE)
+		mem[i] = 1;
+	set_node(-1);
+	munmap(mem, bytes);
 }
 
 /*
@@ -811,13 +841,14 @@ static void usage(FILE *f)
 {
 	fprintf(f,
 		"move [-s SIZE,...] [-b BYTES] [-n MOVES] [-r REPEATS] [-l LIST] [-S]\n"
-		"     [-f FROM] [-t TO]\n"
+		"     [-W] [-f FROM] [-t TO]\n"
 		"  -s  4K,64K,256K,1M,2M,2M-pte,1G or all of them (all)\n"
 		"  -b  bytes to move, at least one folio (64M)\n"
 		"  -n  moves of the same memory, there and back (10)\n"
 		"  -r  repeats, each with fresh memory (1)\n"
 		"  -l  folios in one call of move_pages(2) (all of them)\n"
 		"  -S  a second thread touches the pages meanwhile; report its stalls\n"
+		"  -W  first touch all free memory of both nodes (a guest's is slow to get)\n"
 		"  -f, -t  the two memory nodes (0 and 1)\n");
 }
 
@@ -827,7 +858,7 @@ int main(int argc, char **argv)
 	int opt, first = -1, last = -1, ret = 0;
 	cpu_set_t cpus;
 
-	while ((opt = getopt(argc, argv, "s:b:n:r:l:f:t:Sh")) != -1) {
+	while ((opt = getopt(argc, argv, "s:b:n:r:l:f:t:SWh")) != -1) {
 		switch (opt) {
 		case 's':
 			list = optarg;
@@ -852,6 +883,9 @@ int main(int argc, char **argv)
 			break;
 		case 'S':
 			opt_stall = true;
+			break;
+		case 'W':
+			opt_warm = true;
 			break;
 		case 'h':
 			usage(stdout);
@@ -883,6 +917,10 @@ int main(int argc, char **argv)
 	scratch_bytes = opt_bytes < SCRATCH ? opt_bytes : SCRATCH;
 	scratch_bytes = (scratch_bytes + PMD - 1) & ~(PMD - 1);
 	allow_thp(PMD);
+	if (opt_warm) {
+		warm_node(opt_from);
+		warm_node(opt_to);
+	}
 	scratch_from = map_scratch(opt_from);
 	scratch_to = map_scratch(opt_to);
 
