@@ -80,7 +80,8 @@ kmake()
 }
 
 # kconfig KIND FLAVOUR OUT: allnoconfig with configs/guest.config and
-# configs/FLAVOUR.config over it; for tests, the suites of mm/tests as well.
+# configs/FLAVOUR.config over it, and what only the series has; for tests, the
+# suites of mm/tests as well.
 # Always made anew, since a patch may have added an option: .config is only
 # written when that changes it, so nothing is built in vain.
 kconfig()
@@ -90,6 +91,7 @@ kconfig()
 	[ "$kind" = stock ] || src=$linux
 	mkdir -p "$out"
 	cat "$top/configs/guest.config" "$top/configs/$flavour.config" >"$out/all.config"
+	[ "$kind" != patched ] || cat "$top/configs/patched.config" >>"$out/all.config"
 	[ "$flavour" != test ] || [ ! -f "$src/mm/tests/.kunitconfig" ] ||
 		cat "$src/mm/tests/.kunitconfig" >>"$out/all.config"
 	KCONFIG_ALLCONFIG=$out/all.config \

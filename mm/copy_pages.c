@@ -1,0 +1,618 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Copy folios with several CPUs.
+ *
+ * The caller copies, and CPUs that are idle help. All of them take chunks from
+ * a common cursor until there are none left, so it does not matter how many
+ * helpers there are, when they get going, or whether they ever do. The caller
+ * waits for no more than the chunks that are being copied when it finds none.
+ *
+ * Nothing is allocated: the job is on the caller's stack, and each CPU has one
+ * helper, which works for one job at a time. That bounds the CPU time of all
+ * helpers together, too.
+ */
+#include <linux/cpumask.h>
+#include <linux/jump_label.h>
+#include <linux/kobject.h>
+#include <linux/mm.h>
+#include <linux/mutex.h>
+#include <linux/percpu.h>
+#include <linux/sched.h>
+#include <linux/sched/isolation.h>
+#include <linux/sched/topology.h>
+#include <linux/sysfs.h>
+#include <linux/vmstat.h>
+#include <linux/workqueue.h>
+#include <kunit/visibility.h>
+#include <trace/events/migrate.h>
+
+#include "copy_pages.h"
+#include "internal.h"
+
+/**
+ * struct copy_helper - What copies on another CPU.
+ * @work: Copies chunks of @job until there are none left.
+ * @job: The job to help with, NULL while nobody has asked for this helper.
+ * @node: Entry in the list of all helpers of @job.
+ * @cpu: The CPU.
+ */
+struct copy_helper {
+	struct work_struct work;
+	struct copy_job *job;
+	struct list_head node;
+	int cpu;
+};
+
+static DEFINE_PER_CPU(struct copy_helper, copy_helpers);
+
+VISIBLE_IF_KUNIT struct workqueue_struct *copy_pages_wq;
+EXPORT_SYMBOL_IF_KUNIT(copy_pages_wq);
+
+DEFINE_STATIC_KEY_FALSE(copy_mt_key);
+
+/* Set in sysfs, see Documentation/ABI/testing/sysfs-kernel-mm-migrate. */
+static unsigned int copy_cpus = 1;
+static unsigned long copy_min_bytes = SZ_1M;
+
+enum copy_node {
+	COPY_NODE_SOURCE,
+	COPY_NODE_DESTINATION,
+};
+
+static const char * const copy_node_names[] = {
+	[COPY_NODE_SOURCE]	= "source",
+	[COPY_NODE_DESTINATION]	= "destination",
+};
+
+static enum copy_node copy_node = COPY_NODE_SOURCE;
+
+/**
+ * struct copy_chunk - What one CPU copies at a time.
+ * @src: The first folio.
+ * @dst: The folio to copy it to.
+ * @idx: The page of @src to start with.
+ * @nr_pages: The number of pages: of @src alone, or, if @idx is 0, of as many
+ *	whole folios from there on.
+ */
+struct copy_chunk {
+	struct folio *src;
+	struct folio *dst;
+	unsigned long idx;
+	unsigned long nr_pages;
+};
+
+/**
+ * copy_job_init - Set up a job of one folio.
+ * @job: The job.
+ * @dst: The folio to copy to.
+ * @src: The folio to copy from.
+ *
+ * Context: Any context.
+ */
+VISIBLE_IF_KUNIT void copy_job_init(struct copy_job *job, struct folio *dst,
+				    struct folio *src)
+{
+	*job = (struct copy_job) {
+		.src = src,
+		.dst = dst,
+	};
+	spin_lock_init(&job->lock);
+	INIT_LIST_HEAD(&job->helpers);
+}
+EXPORT_SYMBOL_IF_KUNIT(copy_job_init);
+
+/**
+ * copy_job_init_lists - Set up a job of lists of folios.
+ * @job: The job.
+ * @dst_folios: The folios to copy to.
+ * @src_folios: As many folios to copy from; not empty.
+ * @failed_dst: Where to put those that were not copied to.
+ * @failed_src: Where to put those that could not be read.
+ *
+ * Context: Any context.
+ */
+VISIBLE_IF_KUNIT void copy_job_init_lists(struct copy_job *job,
+					  struct list_head *dst_folios,
+					  struct list_head *src_folios,
+					  struct list_head *failed_dst,
+					  struct list_head *failed_src)
+{
+	copy_job_init(job, list_first_entry(dst_folios, struct folio, lru),
+		      list_first_entry(src_folios, struct folio, lru));
+	job->src_list = src_folios;
+	job->dst_list = dst_folios;
+	job->failed_src = failed_src;
+	job->failed_dst = failed_dst;
+}
+EXPORT_SYMBOL_IF_KUNIT(copy_job_init_lists);
+
+/* Let the next chunk start with the next folio. */
+static void copy_job_advance(struct copy_job *job)
+{
+	lockdep_assert_held(&job->lock);
+
+	job->idx = 0;
+	if (!job->src_list || list_is_last(&job->src->lru, job->src_list)) {
+		job->src = NULL;
+		return;
+	}
+	job->src = list_next_entry(job->src, lru);
+	job->dst = list_next_entry(job->dst, lru);
+}
+
+/* Take the next chunk: a piece of a folio, or as many whole ones as fit in. */
+static bool copy_job_take(struct copy_job *job, struct copy_chunk *chunk)
+{
+	unsigned long nr_pages;
+
+	lockdep_assert_held(&job->lock);
+
+	if (!job->src)
+		return false;
+
+	*chunk = (struct copy_chunk) {
+		.src = job->src,
+		.dst = job->dst,
+		.idx = job->idx,
+	};
+
+	nr_pages = folio_nr_pages(job->src) - job->idx;
+	if (nr_pages > COPY_CHUNK_PAGES) {
+		chunk->nr_pages = COPY_CHUNK_PAGES;
+		job->idx += COPY_CHUNK_PAGES;
+		return true;
+	}
+
+	do {
+		chunk->nr_pages += nr_pages;
+		copy_job_advance(job);
+		if (chunk->idx || !job->src)
+			break;
+		nr_pages = folio_nr_pages(job->src);
+	} while (chunk->nr_pages + nr_pages <= COPY_CHUNK_PAGES);
+
+	return true;
+}
+
+/* A page of @src could not be read: what it is copied to is of no use. */
+static void copy_job_fail(struct copy_job *job, struct folio *dst,
+			  struct folio *src)
+{
+	struct folio *folio;
+
+	guard(spinlock)(&job->lock);
+
+	job->failed = true;
+	if (job->src == src)
+		copy_job_advance(job);
+	if (!job->src_list)
+		return;
+
+	/* Another CPU may have found the same with another piece of it. */
+	if (folio_nr_pages(src) > COPY_CHUNK_PAGES) {
+		list_for_each_entry(folio, job->failed_src, lru) {
+			if (folio == src)
+				return;
+		}
+	}
+	list_move_tail(&src->lru, job->failed_src);
+	list_move_tail(&dst->lru, job->failed_dst);
+}
+
+/*
+ * Only the CPU that has taken a chunk removes folios in it from the lists, so
+ * their links to each other are stable.
+ */
+static void copy_job_copy_chunk(struct copy_job *job,
+				const struct copy_chunk *chunk)
+{
+	unsigned long left = chunk->nr_pages, idx = chunk->idx;
+	struct folio *src = chunk->src, *dst = chunk->dst;
+
+	for (;;) {
+		const unsigned long nr = min(left, folio_nr_pages(src) - idx);
+		struct folio *next_src = NULL, *next_dst = NULL;
+
+		cond_resched();
+
+		left -= nr;
+		if (left) {
+			next_src = list_next_entry(src, lru);
+			next_dst = list_next_entry(dst, lru);
+		}
+		if (unlikely(folio_mc_copy_range(dst, src, idx, nr)))
+			copy_job_fail(job, dst, src);
+		if (!left)
+			return;
+
+		src = next_src;
+		dst = next_dst;
+		idx = 0;
+	}
+}
+
+/**
+ * copy_job_copy - Copy what nobody else has taken yet.
+ * @job: The job.
+ *
+ * Context: Process context. May sleep.
+ */
+VISIBLE_IF_KUNIT void copy_job_copy(struct copy_job *job)
+{
+	struct copy_chunk chunk;
+
+	spin_lock(&job->lock);
+	while (copy_job_take(job, &chunk)) {
+		job->nr_chunks++;
+		spin_unlock(&job->lock);
+		copy_job_copy_chunk(job, &chunk);
+		spin_lock(&job->lock);
+	}
+	spin_unlock(&job->lock);
+}
+EXPORT_SYMBOL_IF_KUNIT(copy_job_copy);
+
+static void copy_helper_work(struct work_struct *work)
+{
+	struct copy_helper *helper = container_of(work, struct copy_helper, work);
+	struct copy_job *job = helper->job;
+	struct copy_chunk chunk;
+	bool first = true;
+
+	spin_lock(&job->lock);
+	while (copy_job_take(job, &chunk)) {
+		job->nr_helpers += first;
+		first = false;
+		job->nr_helper_chunks++;
+		job->nr_helper_pages += chunk.nr_pages;
+		spin_unlock(&job->lock);
+		copy_job_copy_chunk(job, &chunk);
+		spin_lock(&job->lock);
+	}
+	spin_unlock(&job->lock);
+}
+
+/**
+ * copy_job_ask - Ask for the helper of a CPU.
+ * @job: The job to help with.
+ * @cpu: The CPU, any possible one. The helper starts there, or on a CPU close
+ *	to it where workqueues may run, when one is free.
+ *
+ * Context: Process context.
+ * Return: true if copy_job_finish() has to be called, false if the helper has
+ * another job.
+ */
+VISIBLE_IF_KUNIT bool copy_job_ask(struct copy_job *job, int cpu)
+{
+	struct copy_helper *helper = per_cpu_ptr(&copy_helpers, cpu);
+
+	if (READ_ONCE(helper->job) || cmpxchg(&helper->job, NULL, job))
+		return false;
+
+	list_add_tail(&helper->node, &job->helpers);
+	queue_work_on(cpu, copy_pages_wq, &helper->work);
+	return true;
+}
+EXPORT_SYMBOL_IF_KUNIT(copy_job_ask);
+
+/**
+ * copy_job_finish - Dismiss all helpers.
+ * @job: The job, of which nothing is left to be taken.
+ *
+ * Helpers that have not started never will. Waits for those that have to copy
+ * the chunk they are at.
+ *
+ * Context: Process context. May sleep.
+ */
+VISIBLE_IF_KUNIT void copy_job_finish(struct copy_job *job)
+{
+	struct copy_helper *helper, *next;
+
+	list_for_each_entry_safe(helper, next, &job->helpers, node) {
+		cancel_work_sync(&helper->work);
+		list_del(&helper->node);
+		/* Pairs with cmpxchg() in copy_job_ask(). */
+		smp_store_release(&helper->job, NULL);
+	}
+}
+EXPORT_SYMBOL_IF_KUNIT(copy_job_finish);
+
+/* The CPUs of the node that the administrator prefers, or else of one close. */
+static const struct cpumask *copy_job_cpus(const struct copy_job *job)
+{
+	const bool pull = READ_ONCE(copy_node) == COPY_NODE_DESTINATION;
+	const struct cpumask *cpus;
+
+	cpus = cpumask_of_node(folio_nid(pull ? job->dst : job->src));
+	if (cpumask_intersects(cpus, cpu_active_mask))
+		return cpus;
+
+	cpus = cpumask_of_node(folio_nid(pull ? job->src : job->dst));
+	if (cpumask_intersects(cpus, cpu_active_mask))
+		return cpus;
+
+	return cpumask_of_node(numa_node_id());
+}
+
+static bool cpu_can_help(int cpu)
+{
+	return cpu_active(cpu) && !cpu_is_isolated(cpu) &&
+	       housekeeping_cpu(cpu, HK_TYPE_WQ) &&
+	       idle_cpu(cpu) && !vcpu_is_preempted(cpu);
+}
+
+/* How many of those who copy share their last level cache with @cpu? */
+static unsigned int copy_job_nr_sharing(const struct copy_job *job, int cpu)
+{
+	unsigned int nr = cpus_share_cache(cpu, raw_smp_processor_id());
+	const struct copy_helper *helper;
+
+	list_for_each_entry(helper, &job->helpers, node)
+		nr += cpus_share_cache(cpu, helper->cpu);
+
+	return nr;
+}
+
+/**
+ * copy_job_ask_idle - Ask for helpers of CPUs that have nothing else to do.
+ * @job: The job to help with, of which nothing has been taken yet.
+ * @nr: The number of helpers.
+ *
+ * The helpers are spread over last level caches first: the bandwidth of the
+ * CPUs that share one is limited.
+ *
+ * Context: Process context.
+ * Return: How many helpers there are: at most @nr.
+ */
+VISIBLE_IF_KUNIT unsigned int copy_job_ask_idle(struct copy_job *job,
+						unsigned int nr)
+{
+	const struct cpumask *cpus = copy_job_cpus(job);
+	unsigned int nr_asked = 0, nr_sharing = 0;
+	bool more;
+	int cpu;
+
+	do {
+		more = false;
+		for_each_cpu(cpu, cpus) {
+			if (nr_asked == nr)
+				return nr_asked;
+			if (!cpu_can_help(cpu) ||
+			    READ_ONCE(per_cpu(copy_helpers, cpu).job))
+				continue;
+			if (copy_job_nr_sharing(job, cpu) > nr_sharing)
+				more = true;
+			else
+				nr_asked += copy_job_ask(job, cpu);
+		}
+		nr_sharing++;
+	} while (more);
+
+	return nr_asked;
+}
+EXPORT_SYMBOL_IF_KUNIT(copy_job_ask_idle);
+
+/* How many helpers are worth their while? Each should get a few chunks. */
+static unsigned int nr_helpers_wanted(unsigned long nr_pages)
+{
+	unsigned long nr_cpus = READ_ONCE(copy_cpus);
+
+	if (nr_pages < READ_ONCE(copy_min_bytes) / PAGE_SIZE)
+		return 0;
+
+	nr_cpus = min(nr_cpus, nr_pages / (2 * COPY_CHUNK_PAGES));
+	return nr_cpus ? nr_cpus - 1 : 0;
+}
+
+static bool copy_job_run(struct copy_job *job, unsigned long nr_folios,
+			 unsigned long nr_pages)
+{
+	u64 start = trace_mm_copy_pages_mt_enabled() ? ktime_get_ns() : 0;
+	unsigned int nr_asked;
+
+	nr_asked = copy_job_ask_idle(job, nr_helpers_wanted(nr_pages));
+	if (!nr_asked)
+		return false;
+
+	copy_job_copy(job);
+	copy_job_finish(job);
+
+	count_vm_events(PGMIGRATE_COPY_MT, nr_pages);
+	count_vm_events(PGMIGRATE_COPY_HELPER, job->nr_helper_pages);
+	trace_mm_copy_pages_mt(nr_folios, nr_pages, job->nr_chunks,
+			       job->nr_helper_chunks, nr_asked, job->nr_helpers,
+			       start ? ktime_get_ns() - start : 0);
+	return true;
+}
+
+/**
+ * copy_page_lists_mt - Copy a list of folios to another with several CPUs.
+ * @dst_folios: The folios to copy to.
+ * @src_folios: The folios to copy from: as many, in the same order, each one of
+ *	the size of its counterpart.
+ * @failed_dst: Where to put those that were not copied to.
+ * @failed_src: Where to put those that could not be read, in the same order.
+ *
+ * If it is on, the lists are long enough, and other CPUs are idle, these help
+ * the caller to copy, with the same machine-check-safe copy.
+ *
+ * The folios are on the lists by folio->lru; nobody else may use them, or the
+ * lists.
+ *
+ * Context: Process context, with any locks held that may be held while sleeping.
+ * Sleeps only for as long as another CPU takes to copy %COPY_CHUNK_PAGES; does
+ * not allocate memory.
+ * Return: true if all folios were copied, except for those that failed; false if
+ * the caller had better copy them by itself: nothing was done then.
+ */
+bool copy_page_lists_mt(struct list_head *dst_folios,
+			struct list_head *src_folios,
+			struct list_head *failed_dst,
+			struct list_head *failed_src)
+{
+	unsigned long nr_folios = 0, nr_pages = 0;
+	struct copy_job job;
+	struct folio *src;
+
+	list_for_each_entry(src, src_folios, lru) {
+		nr_pages += folio_nr_pages(src);
+		nr_folios++;
+	}
+	if (!nr_helpers_wanted(nr_pages))
+		return false;
+
+	copy_job_init_lists(&job, dst_folios, src_folios, failed_dst,
+			    failed_src);
+	return copy_job_run(&job, nr_folios, nr_pages);
+}
+
+/**
+ * copy_folio_mt - Copy one folio to another with several CPUs.
+ * @dst: The folio to copy to, of the size of @src.
+ * @src: The folio to copy from.
+ * @err: Set to 0, or to -EHWPOISON if @src could not be read, when this
+ *	function returns true.
+ *
+ * copy_page_lists_mt() for a single folio, which need not be on a list.
+ *
+ * Context: As copy_page_lists_mt().
+ * Return: true if @src was copied or has failed, false if the caller had better
+ * copy it by itself: nothing was done then.
+ */
+bool copy_folio_mt(struct folio *dst, struct folio *src, int *err)
+{
+	const unsigned long nr_pages = folio_nr_pages(src);
+	struct copy_job job;
+
+	if (!nr_helpers_wanted(nr_pages))
+		return false;
+
+	copy_job_init(&job, dst, src);
+	if (!copy_job_run(&job, 1, nr_pages))
+		return false;
+
+	*err = job.failed ? -EHWPOISON : 0;
+	return true;
+}
+
+/**
+ * copy_mt_cpus - How many CPUs copy together?
+ *
+ * Context: Any context.
+ * Return: The limit that is set, the caller's own CPU included; 1 when it is off.
+ */
+unsigned int copy_mt_cpus(void)
+{
+	return READ_ONCE(copy_cpus);
+}
+
+static ssize_t copy_cpus_show(struct kobject *kobj, struct kobj_attribute *attr,
+			      char *buf)
+{
+	return sysfs_emit(buf, "%u\n", READ_ONCE(copy_cpus));
+}
+
+static ssize_t copy_cpus_store(struct kobject *kobj,
+			       struct kobj_attribute *attr, const char *buf,
+			       size_t count)
+{
+	static DEFINE_MUTEX(lock);
+	unsigned int nr;
+
+	if (kstrtouint(buf, 0, &nr) || !nr || nr > num_possible_cpus())
+		return -EINVAL;
+
+	/* The value and the key must not end up in disagreement. */
+	guard(mutex)(&lock);
+	WRITE_ONCE(copy_cpus, nr);
+	if (nr > 1)
+		static_branch_enable(&copy_mt_key);
+	else
+		static_branch_disable(&copy_mt_key);
+
+	return count;
+}
+
+static struct kobj_attribute copy_cpus_attr = __ATTR_RW(copy_cpus);
+
+static ssize_t copy_min_bytes_show(struct kobject *kobj,
+				   struct kobj_attribute *attr, char *buf)
+{
+	return sysfs_emit(buf, "%lu\n", READ_ONCE(copy_min_bytes));
+}
+
+static ssize_t copy_min_bytes_store(struct kobject *kobj,
+				    struct kobj_attribute *attr,
+				    const char *buf, size_t count)
+{
+	unsigned long bytes;
+
+	if (kstrtoul(buf, 0, &bytes) || bytes < PAGE_SIZE ||
+	    bytes / PAGE_SIZE > totalram_pages())
+		return -EINVAL;
+
+	WRITE_ONCE(copy_min_bytes, bytes);
+	return count;
+}
+
+static struct kobj_attribute copy_min_bytes_attr = __ATTR_RW(copy_min_bytes);
+
+static ssize_t copy_node_show(struct kobject *kobj, struct kobj_attribute *attr,
+			      char *buf)
+{
+	if (READ_ONCE(copy_node) == COPY_NODE_SOURCE)
+		return sysfs_emit(buf, "[source] destination\n");
+	return sysfs_emit(buf, "source [destination]\n");
+}
+
+static ssize_t copy_node_store(struct kobject *kobj,
+			       struct kobj_attribute *attr, const char *buf,
+			       size_t count)
+{
+	const int node = sysfs_match_string(copy_node_names, buf);
+
+	if (node < 0)
+		return -EINVAL;
+
+	WRITE_ONCE(copy_node, node);
+	return count;
+}
+
+static struct kobj_attribute copy_node_attr = __ATTR_RW(copy_node);
+
+static struct attribute *migrate_attrs[] = {
+	&copy_cpus_attr.attr,
+	&copy_min_bytes_attr.attr,
+	&copy_node_attr.attr,
+	NULL,
+};
+
+static const struct attribute_group migrate_attr_group = {
+	.name = "migrate",
+	.attrs = migrate_attrs,
+};
+
+static int __init copy_pages_init(void)
+{
+	int cpu, err;
+
+	for_each_possible_cpu(cpu) {
+		struct copy_helper *helper = per_cpu_ptr(&copy_helpers, cpu);
+
+		INIT_WORK(&helper->work, copy_helper_work);
+		helper->cpu = cpu;
+	}
+
+	/* Reclaim may demote, and must not depend on memory for a new worker. */
+	copy_pages_wq = alloc_workqueue("copy_pages",
+					WQ_UNBOUND | WQ_MEM_RECLAIM | WQ_SYSFS, 0);
+	if (!copy_pages_wq)
+		return -ENOMEM;
+
+	err = sysfs_create_group(mm_kobj, &migrate_attr_group);
+	if (err)
+		pr_err("failed to create the attributes of migrate: %d\n", err);
+
+	return err;
+}
+subsys_initcall(copy_pages_init);
