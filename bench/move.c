@@ -184,6 +184,20 @@ static long read_long(const char *path)
 	return read_text(path, buf, sizeof(buf)) ? atol(buf) : -1;
 }
 
+/* The number in the first line of a file that has the format. */
+static bool find_number(const char *path, const char *format, size_t *number)
+{
+	FILE *f = fopen(path, "r");
+	bool found = false;
+	char line[256];
+
+	while (f && !found && fgets(line, sizeof(line), f))
+		found = sscanf(line, format, number) == 1;
+	if (f)
+		fclose(f);
+	return found;
+}
+
 static bool set(const char *path, const char *text)
 {
 	struct setting *s;
@@ -336,17 +350,13 @@ static void *map_scratch(int node)
  */
 static void warm_node(int node)
 {
-	char path[64], text[4096] = "", *at;
-	size_t bytes = 0;
-	char *mem;
+	char path[64], *mem;
+	size_t bytes;
 
 	snprintf(path, sizeof(path), "/sys/devices/system/node/node%d/meminfo", node);
-	read_text(path, text, sizeof(text));
-	at = strstr(text, "MemFree:");
-	if (at)
-		bytes = strtoull(at + strlen("MemFree:"), NULL, 10) * 1024 / 8 * 7;
-	if (!bytes)
-		return;
+	if (!find_number(path, "Node %*d MemFree: %zu", &bytes))
+		fail("%s", path);
+	bytes = bytes * 1024 / 8 * 7;
 	mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
 		   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (mem == MAP_FAILED)
