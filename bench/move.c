@@ -12,6 +12,9 @@
  *		under "-icount shift=0" the latter is the number of instructions;
  *		the former also has the time that move_pages(2) sleeps, waiting
  *		for RCU, and the timer that ends the sleep is not the kernel's work.
+ *		copy_cpus: 0, or with -m the setting of the kernel in this pass.
+ *		Then asked and helped are what the pass added to the counters
+ *		pgmigrate_copy_mt and pgmigrate_copy_helper: base pages.
  *   copy	a plain copy of as many bytes between the same two nodes, with the
  *		loop that the kernel copies pages with: the limit.
  *   folios	what was left of the folios after all the passes.
@@ -28,6 +31,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -35,12 +39,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
 
 #define THP		"/sys/kernel/mm/transparent_hugepage/"
+#define COPY_CPUS	"/sys/kernel/mm/migrate/copy_cpus"
+#define COPY_NODE	"/sys/kernel/mm/migrate/copy_node"
 #define MPOL_DEFAULT	0
 #define MPOL_BIND	2
 #define MPOL_MF_MOVE	(1 << 1)
@@ -94,7 +101,14 @@ static size_t opt_list;
 static int opt_from, opt_to = 1;
 static bool opt_stall;
 static bool opt_warm;
+static bool opt_even;
+static bool opt_busy;
+static int opt_mt;
+static const char *opt_name = "move";
 static bool cpu_erms, cpu_fsrm;
+
+static cpu_set_t cpus;
+static int first_cpu = -1, last_cpu = -1;
 
 static char *scratch_from, *scratch_to;
 static size_t scratch_bytes;
@@ -182,6 +196,20 @@ static long read_long(const char *path)
 	char buf[64];
 
 	return read_text(path, buf, sizeof(buf)) ? atol(buf) : -1;
+}
+
+/* The number in the first line of a file that has the format. */
+static bool find_number(const char *path, const char *format, size_t *number)
+{
+	FILE *f = fopen(path, "r");
+	bool found = false;
+	char line[256];
+
+	while (f && !found && fgets(line, sizeof(line), f))
+		found = sscanf(line, format, number) == 1;
+	if (f)
+		fclose(f);
+	return found;
 }
 
 static bool set(const char *path, const char *text)
@@ -315,14 +343,25 @@ static void set_node(int node)
 		fail("set_mempolicy");
 }
 
-static void *map_scratch(int node)
+static void *map_touched(size_t bytes)
 {
-	char *mem = mmap(NULL, scratch_bytes + PMD, PROT_READ | PROT_WRITE,
+	void *mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+
+	if (mem == MAP_FAILED)
+		fail("mmap");
+	return mem;
+}
+
+/* The two of them never begin at the same place of two PMDs: see even_out(). */
+static void *map_scratch(int node, bool odd)
+{
+	char *mem = mmap(NULL, scratch_bytes + 3 * PMD, PROT_READ | PROT_WRITE,
 			 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	if (mem == MAP_FAILED)
 		fail("mmap");
-	mem = (char *)(((uintptr_t)mem + PMD - 1) & ~(PMD - 1));
+	mem = (char *)(((uintptr_t)mem + 2 * PMD - 1) & ~(2 * PMD - 1)) + odd * PMD;
 	madvise(mem, scratch_bytes, MADV_HUGEPAGE);
 	set_node(node);
 	memset(mem, 1 + node, scratch_bytes);
@@ -330,33 +369,99 @@ static void *map_scratch(int node)
 	return mem;
 }
 
-/*
- * Touch the free memory of a node. A guest gets its memory from the host page by
- * page, as it is first touched, which is slow and not to be measured.
- */
-static void warm_node(int node)
+/* Maps and touches seven eighths of the free memory of a node. */
+static char *take_node(int node, size_t *size)
 {
-	char path[64], text[4096] = "", *at;
-	size_t bytes = 0;
-	char *mem;
+	char path[64], *mem;
+	size_t bytes;
 
 	snprintf(path, sizeof(path), "/sys/devices/system/node/node%d/meminfo", node);
-	read_text(path, text, sizeof(text));
-	at = strstr(text, "MemFree:");
-	if (at)
-		bytes = strtoull(at + strlen("MemFree:"), NULL, 10) * 1024 / 8 * 7;
-	if (!bytes)
-		return;
-	mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+	if (!find_number(path, "Node %*d MemFree: %zu", &bytes))
+		fail("%s", path);
+	bytes = (bytes * 1024 / 8 * 7) & ~(PMD - 1);
+	mem = mmap(NULL, bytes + PMD, PROT_READ | PROT_WRITE,
 		   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (mem == MAP_FAILED)
 		fail("mmap");
+	mem = (char *)(((uintptr_t)mem + PMD - 1) & ~(PMD - 1));
 	madvise(mem, bytes, MADV_HUGEPAGE);
 	set_node(node);
 	for (size_t i = 0; i < bytes; i += PAGE)
 		mem[i] = 1;
 	set_node(-1);
+	*size = bytes;
+	return mem;
+}
+
+/*
+ * A guest gets its memory from the host page by page, as it is first touched,
+ * which is slow and not to be measured.
+ */
+static void warm_node(int node)
+{
+	size_t bytes;
+	char *mem = take_node(node, &bytes);
+
 	munmap(mem, bytes);
+}
+
+/*
+ * An emulated CPU looks addresses up in a table, the place there being the lowest
+ * bits of the page number. If a page and its copy have the same place, they drive
+ * each other out with every access, and the copy takes five times as long: which
+ * pages do is chance, and with a small table all folios of 2M do. QEMU doubles
+ * the table when it is flushed while it is almost full, and halves it by and by.
+ *
+ * Two things that have no effect on a real CPU make such a chance the same for
+ * all kernels. Of one node only the even blocks of 2M are used, of the other only
+ * the odd ones: keep_blocks() takes the others out of use. And before each pass
+ * even_out() touches so much memory on each CPU, here and in the kernel, with a
+ * flush after it, that the table has room for more than two folios of 2M.
+ */
+static void keep_blocks(int node, bool odd)
+{
+	size_t bytes;
+	char *mem = take_node(node, &bytes);
+	int pagemap = open("/proc/self/pagemap", O_RDONLY);
+
+	for (size_t i = 0; i < bytes; i += PMD) {
+		uint64_t pfn;
+
+		if (pread(pagemap, &pfn, sizeof(pfn),
+			  (uintptr_t)(mem + i) / PAGE * sizeof(pfn)) != sizeof(pfn))
+			fail("/proc/self/pagemap");
+		pfn &= PM_PFN;
+		if (!(pfn % (PMD / PAGE)) && pfn / (PMD / PAGE) % 2 == odd)
+			madvise(mem + i, PMD, MADV_DONTNEED);
+	}
+	close(pagemap);
+}
+
+static void pin(int cpu)
+{
+	cpu_set_t set;
+
+	CPU_ZERO(&set);
+	CPU_SET(cpu, &set);
+	if (sched_setaffinity(0, sizeof(set), &set))
+		fail("sched_setaffinity");
+}
+
+static void even_out(void)
+{
+	for (int cpu = first_cpu; cpu <= last_cpu; cpu++) {
+		if (!CPU_ISSET(cpu, &cpus))
+			continue;
+		pin(cpu);
+		for (int i = 0; i < 5; i++) {
+			char *mem = map_touched(4 * PMD);
+
+			for (size_t j = 0; j < 4 * PMD; j += PAGE)
+				mem[j] = 1;
+			munmap(mem, 4 * PMD);
+		}
+	}
+	pin(first_cpu);
 }
 
 /*
@@ -484,16 +589,6 @@ static size_t not_on(const struct area *a, int node)
 	return wrong;
 }
 
-static void *map_list(size_t bytes)
-{
-	void *mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-
-	if (mem == MAP_FAILED)
-		fail("mmap");
-	return mem;
-}
-
 /* Returns NULL, or why there is no such memory here. */
 static const char *map_area(struct area *a, const struct size *size, uint64_t seed)
 {
@@ -539,9 +634,9 @@ static const char *map_area(struct area *a, const struct size *size, uint64_t se
 		    size->kind != BASE)
 			fail("madvise");
 	}
-	a->addr = map_list(a->pages * sizeof(*a->addr));
-	a->node = map_list(a->pages * sizeof(*a->node));
-	a->status = map_list(a->pages * sizeof(*a->status));
+	a->addr = map_touched(a->pages * sizeof(*a->addr));
+	a->node = map_touched(a->pages * sizeof(*a->node));
+	a->status = map_touched(a->pages * sizeof(*a->status));
 
 	if (size->kind == PTE_MAPPED) {
 		for (size_t i = 0; i < a->bytes; i += size->bytes) {
@@ -572,6 +667,43 @@ static void unmap_area(struct area *a)
 	munmap(a->status, a->pages * sizeof(*a->status));
 }
 
+/*
+ * A spinning process on each CPU, stopped but for the passes. They are there
+ * before the memory under test, which they must not share.
+ */
+static pid_t spinners[CPU_SETSIZE];
+
+static void signal_spinners(int sig)
+{
+	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+		if (spinners[cpu])
+			kill(spinners[cpu], sig);
+}
+
+static void kill_spinners(void)
+{
+	signal_spinners(SIGKILL);
+}
+
+static void start_spinners(void)
+{
+	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+		if (!CPU_ISSET(cpu, &cpus))
+			continue;
+		spinners[cpu] = fork();
+		if (spinners[cpu] < 0)
+			fail("fork");
+		if (!spinners[cpu]) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			pin(cpu);
+			raise(SIGSTOP);
+			for (;;)
+				asm volatile("");
+		}
+	}
+	atexit(kill_spinners);
+}
+
 /* The second thread: touches every page in turn, far apart from each other. */
 
 struct toucher {
@@ -582,16 +714,6 @@ struct toucher {
 	uint64_t gap;			/* longest since the last reset */
 	bool reset, stop;
 };
-
-static void pin(int cpu)
-{
-	cpu_set_t set;
-
-	CPU_ZERO(&set);
-	CPU_SET(cpu, &set);
-	if (sched_setaffinity(0, sizeof(set), &set))
-		fail("sched_setaffinity");
-}
 
 static void *touch(void *arg)
 {
@@ -658,6 +780,71 @@ static uint64_t stop_touching(struct toucher *t)
 	return t->touches;
 }
 
+/* The copy by several CPUs: what it is set to, and what it did. */
+
+struct mt {
+	int cpus;
+	size_t asked, helped;
+};
+
+/*
+ * Off, off, on, on, on, on, off, off and again: there and back with each. The
+ * kernel gives free pages back in an order that repeats itself after four passes,
+ * so each setting gets each of the four.
+ */
+static int mt_cpus(int pass)
+{
+	if (!opt_mt)
+		return 0;
+	return (pass - 1) / 2 % 4 == 1 || (pass - 1) / 2 % 4 == 2 ? opt_mt : 1;
+}
+
+static size_t vmstat(const char *format)
+{
+	size_t n;
+
+	if (!find_number("/proc/vmstat", format, &n))
+		fail("/proc/vmstat: no %s", format);
+	return n;
+}
+
+static void read_mt(struct mt *mt)
+{
+	mt->asked = vmstat("pgmigrate_copy_mt %zu");
+	mt->helped = vmstat("pgmigrate_copy_helper %zu");
+}
+
+/*
+ * With one CPU in each node, as in the guests of scripts/guest, the one that can
+ * help is that of the node which the caller is not on.
+ */
+static void start_mt(struct mt *mt, int cpus, int to)
+{
+	unsigned int own;
+	char text[16];
+
+	mt->cpus = cpus;
+	if (!cpus)
+		return;
+	getcpu(NULL, &own);
+	snprintf(text, sizeof(text), "%d", cpus);
+	if (!set(COPY_CPUS, text) ||
+	    !set(COPY_NODE, to == (int)own ? "source" : "destination"))
+		fail(COPY_CPUS);
+	read_mt(mt);
+}
+
+static void end_mt(struct mt *mt)
+{
+	struct mt before = *mt;
+
+	if (!mt->cpus)
+		return;
+	read_mt(mt);
+	mt->asked -= before.asked;
+	mt->helped -= before.helped;
+}
+
 /* All of the list once. */
 static void move(struct area *a, int to, struct cost *cost)
 {
@@ -699,7 +886,7 @@ static size_t settle(struct area *a, int to, size_t *unmoved, size_t *silent)
 	return left;
 }
 
-static int measure(const struct size *size, int repeat, int cpu)
+static int measure(const struct size *size, int repeat)
 {
 	static const char *const names[] = {
 		"nr_anon", "split", "split_deferred", "nr_anon_partially_mapped",
@@ -707,6 +894,7 @@ static int measure(const struct size *size, int repeat, int cpu)
 	long stat[4] = { 0 }, before[4] = { 0 };
 	uint64_t touches = 0, counted = 0;
 	struct cost cost;
+	struct mt mt = { 0 };
 	size_t folios, whole, bad, wrong = 0;
 	bool large = size->kind != BASE && size->kind != HUGETLB;
 	struct toucher toucher;
@@ -724,7 +912,7 @@ static int measure(const struct size *size, int repeat, int cpu)
 	}
 	folios = a.bytes / size->bytes;
 	if (opt_stall)
-		start_touching(&toucher, &a, cpu);
+		start_touching(&toucher, &a, last_cpu);
 
 	for (int i = 1; i <= opt_moves; i++) {
 		size_t unmoved, silent, left, list;
@@ -733,9 +921,18 @@ static int measure(const struct size *size, int repeat, int cpu)
 		/* A folio that was split is one entry a page from now on. */
 		whole = scan(&a);
 		list = a.nr_addr;
+		if (opt_even)
+			even_out();
+		start_mt(&mt, mt_cpus(i), to);
+		if (opt_busy) {
+			signal_spinners(SIGCONT);
+			usleep(20000);
+		}
 		if (opt_stall)
 			reset_gap(&toucher);
 		move(&a, to, &cost);
+		if (opt_busy)
+			signal_spinners(SIGSTOP);
 		if (opt_stall) {
 			uint64_t gap = read_gap(&toucher), end;
 
@@ -743,16 +940,18 @@ static int measure(const struct size *size, int repeat, int cpu)
 			end = now() + cost.ns;
 			while (now() < end)
 				copy(scratch_to, scratch_from, PMD);
-			printf("stall size=%s repeat=%d pass=%d ns=%llu gap=%llu base_gap=%llu\n",
-			       size->name, repeat, i, (unsigned long long)cost.ns,
+			printf("stall size=%s repeat=%d pass=%d copy_cpus=%d ns=%llu gap=%llu base_gap=%llu\n",
+			       size->name, repeat, i, mt.cpus, (unsigned long long)cost.ns,
 			       (unsigned long long)gap,
 			       (unsigned long long)read_gap(&toucher));
 		}
+		end_mt(&mt);
 		left = settle(&a, to, &unmoved, &silent);
 		wrong += left;
-		printf("move size=%s repeat=%d pass=%d touched=%d pages=%zu list=%zu whole=%zu ns=%llu cpu=%llu unmoved=%zu silent=%zu wrong_node=%zu\n",
+		printf("move size=%s repeat=%d pass=%d touched=%d pages=%zu list=%zu whole=%zu ns=%llu cpu=%llu copy_cpus=%d asked=%zu helped=%zu unmoved=%zu silent=%zu wrong_node=%zu\n",
 		       size->name, repeat, i, opt_stall, a.pages, list, whole,
 		       (unsigned long long)cost.ns, (unsigned long long)cost.cpu,
+		       mt.cpus, mt.asked, mt.helped,
 		       unmoved, silent, left);
 	}
 
@@ -775,6 +974,8 @@ static void measure_copy(const struct size *size, int repeat)
 {
 	struct cost cost;
 
+	if (opt_even)
+		even_out();
 	start_cost(&cost);
 	for (size_t i = 0; i < scratch_bytes; i += PAGE)
 		copy(scratch_to + i, scratch_from + i, PAGE);
@@ -814,7 +1015,7 @@ static bool wanted(const char *list, const char *name)
 }
 
 /* Which string copy the kernel picks is a matter of these two flags. */
-static void print_guest(int cpus)
+static void print_guest(void)
 {
 	char line[8192], clock[64] = "";
 	struct utsname uts;
@@ -833,32 +1034,43 @@ static void print_guest(int cpus)
 	read_text("/sys/devices/system/clocksource/clocksource0/current_clocksource",
 		  clock, sizeof(clock));
 	uname(&uts);
-	printf("guest kernel=%s cpus=%d clock=%s erms=%d fsrm=%d\n",
-	       uts.release, cpus, clock, cpu_erms, cpu_fsrm);
+	printf("guest name=%s kernel=%s cpus=%d clock=%s erms=%d fsrm=%d\n",
+	       opt_name, uts.release, CPU_COUNT(&cpus), clock, cpu_erms, cpu_fsrm);
 }
 
 static void usage(FILE *f)
 {
 	fprintf(f,
 		"move [-s SIZE,...] [-b BYTES] [-n MOVES] [-r REPEATS] [-l LIST] [-S]\n"
-		"     [-W] [-f FROM] [-t TO]\n"
+		"     [-m CPUS] [-B] [-W] [-E] [-f FROM] [-t TO] [-N NAME]\n"
 		"  -s  4K,64K,256K,1M,2M,2M-pte,1G or all of them (all)\n"
 		"  -b  bytes to move, at least one folio (64M)\n"
 		"  -n  moves of the same memory, there and back (10)\n"
 		"  -r  repeats, each with fresh memory (1)\n"
 		"  -l  folios in one call of move_pages(2) (all of them)\n"
 		"  -S  a second thread touches the pages meanwhile; report its stalls\n"
+		"  -m  copy by one CPU (off) and by CPUS of them in turn; those that help are\n"
+		"      of the other node\n"
+		"  -B  a spinning process on each CPU meanwhile\n"
 		"  -W  first touch all free memory of both nodes (a guest's is slow to get)\n"
-		"  -f, -t  the two memory nodes (0 and 1)\n");
+		"  -E  the same, and for a guest under QEMU's emulation: keep its table of\n"
+		"      translations from favouring some addresses\n"
+		"  -f, -t  the two memory nodes (0 and 1)\n"
+		"  -N  a name for the output\n");
+}
+
+static int skip_all(const char *reason)
+{
+	printf("skip size=all reason=\"%s\"\ndone ret=0\n", reason);
+	return 0;
 }
 
 int main(int argc, char **argv)
 {
 	const char *list = "all";
-	int opt, first = -1, last = -1, ret = 0;
-	cpu_set_t cpus;
+	int opt, ret = 0;
 
-	while ((opt = getopt(argc, argv, "s:b:n:r:l:f:t:SWh")) != -1) {
+	while ((opt = getopt(argc, argv, "s:b:n:r:l:m:f:t:N:BSWEh")) != -1) {
 		switch (opt) {
 		case 's':
 			list = optarg;
@@ -875,6 +1087,9 @@ int main(int argc, char **argv)
 		case 'l':
 			opt_list = atol(optarg);
 			break;
+		case 'm':
+			opt_mt = atoi(optarg);
+			break;
 		case 'f':
 			opt_from = atoi(optarg);
 			break;
@@ -884,8 +1099,17 @@ int main(int argc, char **argv)
 		case 'S':
 			opt_stall = true;
 			break;
+		case 'B':
+			opt_busy = true;
+			break;
 		case 'W':
 			opt_warm = true;
+			break;
+		case 'E':
+			opt_even = true;
+			break;
+		case 'N':
+			opt_name = optarg;
 			break;
 		case 'h':
 			usage(stdout);
@@ -903,26 +1127,31 @@ int main(int argc, char **argv)
 	for (int i = 0; i < CPU_SETSIZE; i++) {
 		if (!CPU_ISSET(i, &cpus))
 			continue;
-		if (first < 0)
-			first = i;
-		last = i;
+		if (first_cpu < 0)
+			first_cpu = i;
+		last_cpu = i;
 	}
-	print_guest(CPU_COUNT(&cpus));
-	if (opt_stall && first == last) {
-		printf("skip size=all reason=\"one CPU, no second thread\"\n");
-		return 0;
-	}
-	pin(first);
+	print_guest();
+	if (opt_stall && first_cpu == last_cpu)
+		return skip_all("one CPU, no second thread");
+	if (opt_mt && access(COPY_CPUS, W_OK))
+		return skip_all("no copy by several CPUs in this kernel");
+	if (opt_busy)
+		start_spinners();
+	pin(first_cpu);
 
 	scratch_bytes = opt_bytes < SCRATCH ? opt_bytes : SCRATCH;
 	scratch_bytes = (scratch_bytes + PMD - 1) & ~(PMD - 1);
 	allow_thp(PMD);
-	if (opt_warm) {
+	if (opt_even) {
+		keep_blocks(opt_from, false);
+		keep_blocks(opt_to, true);
+	} else if (opt_warm) {
 		warm_node(opt_from);
 		warm_node(opt_to);
 	}
-	scratch_from = map_scratch(opt_from);
-	scratch_to = map_scratch(opt_to);
+	scratch_from = map_scratch(opt_from, false);
+	scratch_to = map_scratch(opt_to, true);
 
 	for (size_t i = 0; i < NR_SIZES; i++) {
 		if (!wanted(list, sizes[i].name))
@@ -930,7 +1159,7 @@ int main(int argc, char **argv)
 		for (int repeat = 1; repeat <= opt_repeats; repeat++) {
 			if (!opt_stall)
 				measure_copy(&sizes[i], repeat);
-			ret |= measure(&sizes[i], repeat, last);
+			ret |= measure(&sizes[i], repeat);
 		}
 	}
 	printf("done ret=%d\n", ret);

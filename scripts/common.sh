@@ -62,12 +62,22 @@ logged()
 	fi
 }
 
-# kmake KIND OUT ARGS...: make in the stock or patched source, built into OUT.
+# Where the source of a KIND of kernel is.
+source_of()
+{
+	case $1 in
+	stock) echo "$base" ;;
+	patched) echo "$linux" ;;
+	rmap) echo "$work/rmap-source" ;;
+	esac
+}
+
+# kmake KIND OUT ARGS...: make in the source of KIND, built into OUT.
 kmake()
 {
-	local src=$base out=$2 cc=gcc
+	local src out=$2 cc=gcc
 
-	[ "$1" = stock ] || src=$linux
+	src=$(source_of "$1")
 	shift 2
 	if command -v ccache >/dev/null; then
 		cc='ccache gcc'
@@ -80,18 +90,24 @@ kmake()
 }
 
 # kconfig KIND FLAVOUR OUT: allnoconfig with configs/guest.config and
-# configs/FLAVOUR.config over it, and what only the series has; for tests, the
-# suites of mm/tests as well.
-# Always made anew, since a patch may have added an option: .config is only
-# written when that changes it, so nothing is built in vain.
+	[ "$kind" != patched ] || over=("$top/configs/patched.config")
+	[ "$flavour" != nomt ] || over=("$top/configs/measure.config")
+	cat "$top/configs/guest.config" "${over[@]}" \
+		"$top/configs/$flavour.config" >"$out/all.config"
 kconfig()
 {
-	local kind=$1 flavour=$2 out=$3 name=${3##*/} src=$base lost
+	local kind=$1 flavour=$2 out=$3 name=${3##*/} src lost over=()
 
-	[ "$kind" = stock ] || src=$linux
+	src=$(source_of "$kind")
 	mkdir -p "$out"
+<<<<<<< HEAD
 	cat "$top/configs/guest.config" "$top/configs/$flavour.config" >"$out/all.config"
 	[ "$kind" != patched ] || cat "$top/configs/patched.config" >>"$out/all.config"
+=======
+	[ "$flavour" != nomt ] || over=("$top/configs/measure.config")
+	cat "$top/configs/guest.config" "${over[@]}" \
+		"$top/configs/$flavour.config" >"$out/all.config"
+>>>>>>> bench
 	[ "$flavour" != test ] || [ ! -f "$src/mm/tests/.kunitconfig" ] ||
 		cat "$src/mm/tests/.kunitconfig" >>"$out/all.config"
 	KCONFIG_ALLCONFIG=$out/all.config \
