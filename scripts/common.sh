@@ -90,24 +90,20 @@ kmake()
 }
 
 # kconfig KIND FLAVOUR OUT: allnoconfig with configs/guest.config and
-	[ "$kind" != patched ] || over=("$top/configs/patched.config")
-	[ "$flavour" != nomt ] || over=("$top/configs/measure.config")
-	cat "$top/configs/guest.config" "${over[@]}" \
-		"$top/configs/$flavour.config" >"$out/all.config"
+# configs/FLAVOUR.config over it; for tests, the suites of mm/tests as well, and
+# nomt goes over measure. Always made anew, since a patch may have added an
+# option: .config is only written when that changes it, so nothing is built in
+# vain.
 kconfig()
 {
 	local kind=$1 flavour=$2 out=$3 name=${3##*/} src lost over=()
 
 	src=$(source_of "$kind")
 	mkdir -p "$out"
-<<<<<<< HEAD
-	cat "$top/configs/guest.config" "$top/configs/$flavour.config" >"$out/all.config"
-	[ "$kind" != patched ] || cat "$top/configs/patched.config" >>"$out/all.config"
-=======
+	[ "$kind" != patched ] || over=("$top/configs/patched.config")
 	[ "$flavour" != nomt ] || over=("$top/configs/measure.config")
 	cat "$top/configs/guest.config" "${over[@]}" \
 		"$top/configs/$flavour.config" >"$out/all.config"
->>>>>>> bench
 	[ "$flavour" != test ] || [ ! -f "$src/mm/tests/.kunitconfig" ] ||
 		cat "$src/mm/tests/.kunitconfig" >>"$out/all.config"
 	KCONFIG_ALLCONFIG=$out/all.config \
