@@ -9,7 +9,7 @@
  *
  * Nothing is allocated: the job is on the caller's stack, and each CPU has one
  * helper, which works for one job at a time. That bounds the CPU time of all
- * helpers together, too.
+ * helpers together, too. A helper gives up when its CPU has other work to do.
  */
 #include <linux/cpumask.h>
 #include <linux/jump_label.h>
@@ -19,6 +19,7 @@
 #include <linux/percpu.h>
 #include <linux/sched.h>
 #include <linux/sched/isolation.h>
+#include <linux/sched/stat.h>
 #include <linux/sched/topology.h>
 #include <linux/sysfs.h>
 #include <linux/vmstat.h>
@@ -54,17 +55,8 @@ DEFINE_STATIC_KEY_FALSE(copy_mt_key);
 static unsigned int copy_cpus = 1;
 static unsigned long copy_min_bytes = SZ_1M;
 
-enum copy_node {
-	COPY_NODE_SOURCE,
-	COPY_NODE_DESTINATION,
-};
-
-static const char * const copy_node_names[] = {
-	[COPY_NODE_SOURCE]	= "source",
-	[COPY_NODE_DESTINATION]	= "destination",
-};
-
-static enum copy_node copy_node = COPY_NODE_SOURCE;
+/* Do the CPUs of the destination help, or those of the source? */
+static bool copy_pull;
 
 /**
  * struct copy_chunk - What one CPU copies at a time.
@@ -255,12 +247,12 @@ EXPORT_SYMBOL_IF_KUNIT(copy_job_copy);
 static void copy_helper_work(struct work_struct *work)
 {
 	struct copy_helper *helper = container_of(work, struct copy_helper, work);
-	struct copy_job *job = helper->job;
+	struct copy_job *job = READ_ONCE(helper->job);
 	struct copy_chunk chunk;
 	bool first = true;
 
 	spin_lock(&job->lock);
-	while (copy_job_take(job, &chunk)) {
+	while (single_task_running() && copy_job_take(job, &chunk)) {
 		job->nr_helpers += first;
 		first = false;
 		job->nr_helper_chunks++;
@@ -275,8 +267,8 @@ static void copy_helper_work(struct work_struct *work)
 /**
  * copy_job_ask - Ask for the helper of a CPU.
  * @job: The job to help with.
- * @cpu: The CPU, any possible one. The helper starts there, or on a CPU close
- *	to it where workqueues may run, when one is free.
+ * @cpu: The CPU, any possible one. The helper starts there, or elsewhere if its
+ *	workqueue must not run there; it does not copy on a CPU that is busy.
  *
  * Context: Process context.
  * Return: true if copy_job_finish() has to be called, false if the helper has
@@ -286,7 +278,7 @@ VISIBLE_IF_KUNIT bool copy_job_ask(struct copy_job *job, int cpu)
 {
 	struct copy_helper *helper = per_cpu_ptr(&copy_helpers, cpu);
 
-	if (READ_ONCE(helper->job) || cmpxchg(&helper->job, NULL, job))
+	if (cmpxchg(&helper->job, NULL, job))
 		return false;
 
 	list_add_tail(&helper->node, &job->helpers);
@@ -300,7 +292,7 @@ EXPORT_SYMBOL_IF_KUNIT(copy_job_ask);
  * @job: The job, of which nothing is left to be taken.
  *
  * Helpers that have not started never will. Waits for those that have to copy
- * the chunk they are at.
+ * the chunk they are at, if need be until they have got their CPU back.
  *
  * Context: Process context. May sleep.
  */
@@ -320,7 +312,7 @@ EXPORT_SYMBOL_IF_KUNIT(copy_job_finish);
 /* The CPUs of the node that the administrator prefers, or else of one close. */
 static const struct cpumask *copy_job_cpus(const struct copy_job *job)
 {
-	const bool pull = READ_ONCE(copy_node) == COPY_NODE_DESTINATION;
+	const bool pull = READ_ONCE(copy_pull);
 	const struct cpumask *cpus;
 
 	cpus = cpumask_of_node(folio_nid(pull ? job->dst : job->src));
@@ -336,21 +328,27 @@ static const struct cpumask *copy_job_cpus(const struct copy_job *job)
 
 static bool cpu_can_help(int cpu)
 {
+	/* Cpuset partitions come and go, and with them the CPUs that are isolated. */
+	guard(rcu)();
+
 	return cpu_active(cpu) && !cpu_is_isolated(cpu) &&
 	       housekeeping_cpu(cpu, HK_TYPE_WQ) &&
 	       idle_cpu(cpu) && !vcpu_is_preempted(cpu);
 }
 
-/* How many of those who copy share their last level cache with @cpu? */
-static unsigned int copy_job_nr_sharing(const struct copy_job *job, int cpu)
+/* Do more than @nr of those who copy share their last level cache with @cpu? */
+static bool copy_job_crowded(const struct copy_job *job, int cpu, unsigned int nr)
 {
-	unsigned int nr = cpus_share_cache(cpu, raw_smp_processor_id());
+	unsigned int nr_sharing = cpus_share_cache(cpu, raw_smp_processor_id());
 	const struct copy_helper *helper;
 
-	list_for_each_entry(helper, &job->helpers, node)
-		nr += cpus_share_cache(cpu, helper->cpu);
+	list_for_each_entry(helper, &job->helpers, node) {
+		if (nr_sharing > nr)
+			break;
+		nr_sharing += cpus_share_cache(cpu, helper->cpu);
+	}
 
-	return nr;
+	return nr_sharing > nr;
 }
 
 /**
@@ -359,7 +357,8 @@ static unsigned int copy_job_nr_sharing(const struct copy_job *job, int cpu)
  * @nr: The number of helpers.
  *
  * The helpers are spread over last level caches first: the bandwidth of the
- * CPUs that share one is limited.
+ * CPUs that share one is limited. The number of them that may share one about
+ * doubles with each look at all CPUs, so few looks suffice.
  *
  * Context: Process context.
  * Return: How many helpers there are: at most @nr.
@@ -374,18 +373,19 @@ VISIBLE_IF_KUNIT unsigned int copy_job_ask_idle(struct copy_job *job,
 
 	do {
 		more = false;
-		for_each_cpu(cpu, cpus) {
+		for_each_cpu_wrap(cpu, cpus, raw_smp_processor_id()) {
 			if (nr_asked == nr)
 				return nr_asked;
-			if (!cpu_can_help(cpu) ||
-			    READ_ONCE(per_cpu(copy_helpers, cpu).job))
+			if (READ_ONCE(per_cpu(copy_helpers, cpu).job) ||
+			    !cpu_can_help(cpu))
 				continue;
-			if (copy_job_nr_sharing(job, cpu) > nr_sharing)
+			if (copy_job_crowded(job, cpu, nr_sharing))
 				more = true;
 			else
 				nr_asked += copy_job_ask(job, cpu);
 		}
-		nr_sharing++;
+		nr_sharing = 2 * nr_sharing + 1;
+		cond_resched();
 	} while (more);
 
 	return nr_asked;
@@ -419,8 +419,9 @@ static bool copy_job_run(struct copy_job *job, unsigned long nr_folios,
 
 	count_vm_events(PGMIGRATE_COPY_MT, nr_pages);
 	count_vm_events(PGMIGRATE_COPY_HELPER, job->nr_helper_pages);
-	trace_mm_copy_pages_mt(nr_folios, nr_pages, job->nr_chunks,
-			       job->nr_helper_chunks, nr_asked, job->nr_helpers,
+	trace_mm_copy_pages_mt(nr_folios, nr_pages, job->nr_helper_pages,
+			       job->nr_chunks, job->nr_helper_chunks, nr_asked,
+			       job->nr_helpers,
 			       start ? ktime_get_ns() - start : 0);
 	return true;
 }
@@ -434,14 +435,15 @@ static bool copy_job_run(struct copy_job *job, unsigned long nr_folios,
  * @failed_src: Where to put those that could not be read, in the same order.
  *
  * If it is on, the lists are long enough, and other CPUs are idle, these help
- * the caller to copy, with the same machine-check-safe copy.
+ * the caller to copy, with the same machine-check-safe copy. They are CPUs of
+ * one node, the one that is right for the first folio.
  *
  * The folios are on the lists by folio->lru; nobody else may use them, or the
  * lists.
  *
  * Context: Process context, with any locks held that may be held while sleeping.
- * Sleeps only for as long as another CPU takes to copy %COPY_CHUNK_PAGES; does
- * not allocate memory.
+ * Sleeps only until each helper has copied the chunk that it is at. Does not
+ * allocate memory.
  * Return: true if all folios were copied, except for those that failed; false if
  * the caller had better copy them by itself: nothing was done then.
  */
@@ -470,40 +472,41 @@ bool copy_page_lists_mt(struct list_head *dst_folios,
  * copy_folio_mt - Copy one folio to another with several CPUs.
  * @dst: The folio to copy to, of the size of @src.
  * @src: The folio to copy from.
- * @err: Set to 0, or to -EHWPOISON if @src could not be read, when this
- *	function returns true.
  *
  * copy_page_lists_mt() for a single folio, which need not be on a list.
  *
  * Context: As copy_page_lists_mt().
- * Return: true if @src was copied or has failed, false if the caller had better
- * copy it by itself: nothing was done then.
+ * Return: 0 on success, -EHWPOISON if @src could not be read, -EAGAIN if the
+ * caller had better copy it by itself: nothing was done then.
  */
-bool copy_folio_mt(struct folio *dst, struct folio *src, int *err)
+int copy_folio_mt(struct folio *dst, struct folio *src)
 {
 	const unsigned long nr_pages = folio_nr_pages(src);
 	struct copy_job job;
 
 	if (!nr_helpers_wanted(nr_pages))
-		return false;
+		return -EAGAIN;
 
 	copy_job_init(&job, dst, src);
 	if (!copy_job_run(&job, 1, nr_pages))
-		return false;
+		return -EAGAIN;
 
-	*err = job.failed ? -EHWPOISON : 0;
-	return true;
+	return job.failed ? -EHWPOISON : 0;
 }
 
 /**
- * copy_mt_cpus - How many CPUs copy together?
+ * __copy_mt_cpus - How many CPUs should have a batch to copy?
+ * @nr_pages: The number of base pages that a single CPU has.
  *
  * Context: Any context.
- * Return: The limit that is set, the caller's own CPU included; 1 when it is off.
+ * Return: The limit that is set, the caller's own CPU included; 1 if it is such
+ * that so many times @nr_pages would not be copied by several CPUs.
  */
-unsigned int copy_mt_cpus(void)
+unsigned long __copy_mt_cpus(unsigned long nr_pages)
 {
-	return READ_ONCE(copy_cpus);
+	const unsigned long nr_cpus = READ_ONCE(copy_cpus);
+
+	return nr_helpers_wanted(nr_cpus * nr_pages) ? nr_cpus : 1;
 }
 
 static ssize_t copy_cpus_show(struct kobject *kobj, struct kobj_attribute *attr,
@@ -519,7 +522,7 @@ static ssize_t copy_cpus_store(struct kobject *kobj,
 	static DEFINE_MUTEX(lock);
 	unsigned int nr;
 
-	if (kstrtouint(buf, 0, &nr) || !nr || nr > num_possible_cpus())
+	if (kstrtouint(buf, 10, &nr) || !nr || nr > num_possible_cpus())
 		return -EINVAL;
 
 	/* The value and the key must not end up in disagreement. */
@@ -547,7 +550,7 @@ static ssize_t copy_min_bytes_store(struct kobject *kobj,
 {
 	unsigned long bytes;
 
-	if (kstrtoul(buf, 0, &bytes) || bytes < PAGE_SIZE ||
+	if (kstrtoul(buf, 10, &bytes) || bytes < PAGE_SIZE ||
 	    bytes / PAGE_SIZE > totalram_pages())
 		return -EINVAL;
 
@@ -560,21 +563,21 @@ static struct kobj_attribute copy_min_bytes_attr = __ATTR_RW(copy_min_bytes);
 static ssize_t copy_node_show(struct kobject *kobj, struct kobj_attribute *attr,
 			      char *buf)
 {
-	if (READ_ONCE(copy_node) == COPY_NODE_SOURCE)
-		return sysfs_emit(buf, "[source] destination\n");
-	return sysfs_emit(buf, "source [destination]\n");
+	return sysfs_emit(buf, "%s\n", READ_ONCE(copy_pull) ?
+			  "source [destination]" : "[source] destination");
 }
 
 static ssize_t copy_node_store(struct kobject *kobj,
 			       struct kobj_attribute *attr, const char *buf,
 			       size_t count)
 {
-	const int node = sysfs_match_string(copy_node_names, buf);
-
-	if (node < 0)
+	if (sysfs_streq(buf, "source"))
+		WRITE_ONCE(copy_pull, false);
+	else if (sysfs_streq(buf, "destination"))
+		WRITE_ONCE(copy_pull, true);
+	else
 		return -EINVAL;
 
-	WRITE_ONCE(copy_node, node);
 	return count;
 }
 
@@ -592,6 +595,29 @@ static const struct attribute_group migrate_attr_group = {
 	.attrs = migrate_attrs,
 };
 
+/* Each CPU has a worker of its own, so that none of them has to wake the next. */
+static int __init copy_pages_init_wq(void)
+{
+	struct workqueue_attrs *attrs;
+	int err;
+
+	copy_pages_wq = alloc_workqueue("copy_pages",
+					WQ_UNBOUND | WQ_MEM_RECLAIM | WQ_SYSFS, 0);
+	attrs = alloc_workqueue_attrs();
+	if (!copy_pages_wq || !attrs) {
+		err = -ENOMEM;
+		goto out;
+	}
+
+	attrs->affn_scope = WQ_AFFN_CPU;
+	err = apply_workqueue_attrs(copy_pages_wq, attrs);
+out:
+	if (err && copy_pages_wq)
+		destroy_workqueue(copy_pages_wq);
+	free_workqueue_attrs(attrs);
+	return err;
+}
+
 static int __init copy_pages_init(void)
 {
 	int cpu, err;
@@ -603,11 +629,9 @@ static int __init copy_pages_init(void)
 		helper->cpu = cpu;
 	}
 
-	/* Reclaim may demote, and must not depend on memory for a new worker. */
-	copy_pages_wq = alloc_workqueue("copy_pages",
-					WQ_UNBOUND | WQ_MEM_RECLAIM | WQ_SYSFS, 0);
-	if (!copy_pages_wq)
-		return -ENOMEM;
+	err = copy_pages_init_wq();
+	if (err)
+		return err;
 
 	err = sysfs_create_group(mm_kobj, &migrate_attr_group);
 	if (err)

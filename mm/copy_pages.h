@@ -9,7 +9,7 @@ struct folio;
 
 /*
  * What one CPU copies before it asks for more: long enough for the lock to be
- * negligible, and short, since it is all that the caller ever waits for.
+ * negligible, and short, since the caller may have to wait for it.
  */
 #define COPY_CHUNK_PAGES	max(SZ_128K / PAGE_SIZE, 1UL)
 
@@ -31,7 +31,7 @@ struct folio;
  * @nr_helper_pages: Base pages that helpers have copied.
  */
 struct copy_job {
-	/* Protects everything below, and the lists while helpers run. */
+	/* Protects all but the list of helpers, which is the caller's. */
 	spinlock_t lock;
 	struct folio *src;
 	struct folio *dst;
