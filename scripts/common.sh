@@ -101,7 +101,7 @@ kconfig()
 	src=$(source_of "$kind")
 	mkdir -p "$out"
 	[ "$kind" != patched ] || over=("$top/configs/patched.config")
-	[ "$flavour" != nomt ] || over=("$top/configs/measure.config")
+	[ "$flavour" != nomt ] || over+=("$top/configs/measure.config")
 	cat "$top/configs/guest.config" "${over[@]}" \
 		"$top/configs/$flavour.config" >"$out/all.config"
 	[ "$flavour" != test ] || [ ! -f "$src/mm/tests/.kunitconfig" ] ||
