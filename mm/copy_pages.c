@@ -11,6 +11,7 @@
  * helper, which works for one job at a time. That bounds the CPU time of all
  * helpers together, too. A helper gives up when its CPU has other work to do.
  */
+#include <linux/completion.h>
 #include <linux/cpumask.h>
 #include <linux/jump_label.h>
 #include <linux/kobject.h>
@@ -19,6 +20,7 @@
 #include <linux/percpu.h>
 #include <linux/sched.h>
 #include <linux/sched/isolation.h>
+#include <linux/sched/rt.h>
 #include <linux/sched/stat.h>
 #include <linux/sched/topology.h>
 #include <linux/sysfs.h>
@@ -33,13 +35,22 @@
 /**
  * struct copy_helper - What copies on another CPU.
  * @work: Copies chunks of @job until there are none left.
+ * @lock: Held to look at @job, which the caller may take away at any time.
  * @job: The job to help with, NULL while nobody has asked for this helper.
+ * @copying: A chunk is being copied: of @job, or of the one that it was.
+ * @nr_chunks: Chunks of @job that it has taken.
+ * @nr_pages: Base pages in these.
  * @node: Entry in the list of all helpers of @job.
  * @cpu: The CPU.
  */
 struct copy_helper {
 	struct work_struct work;
+	/* Protects all up to the list entry, which is the caller's. */
+	spinlock_t lock;
 	struct copy_job *job;
+	bool copying;
+	unsigned long nr_chunks;
+	unsigned long nr_pages;
 	struct list_head node;
 	int cpu;
 };
@@ -90,6 +101,7 @@ VISIBLE_IF_KUNIT void copy_job_init(struct copy_job *job, struct folio *dst,
 	};
 	spin_lock_init(&job->lock);
 	INIT_LIST_HEAD(&job->helpers);
+	init_completion(&job->done);
 }
 EXPORT_SYMBOL_IF_KUNIT(copy_job_init);
 
@@ -137,7 +149,7 @@ static bool copy_job_take(struct copy_job *job, struct copy_chunk *chunk)
 {
 	unsigned long nr_pages;
 
-	lockdep_assert_held(&job->lock);
+	guard(spinlock)(&job->lock);
 
 	if (!job->src)
 		return false;
@@ -233,42 +245,47 @@ VISIBLE_IF_KUNIT void copy_job_copy(struct copy_job *job)
 {
 	struct copy_chunk chunk;
 
-	spin_lock(&job->lock);
 	while (copy_job_take(job, &chunk)) {
 		job->nr_chunks++;
-		spin_unlock(&job->lock);
 		copy_job_copy_chunk(job, &chunk);
-		spin_lock(&job->lock);
 	}
-	spin_unlock(&job->lock);
 }
 EXPORT_SYMBOL_IF_KUNIT(copy_job_copy);
 
+/*
+ * The job is gone as soon as it is no longer the helper's, unless a chunk of it
+ * is being copied: that is what its caller waits for.
+ */
 static void copy_helper_work(struct work_struct *work)
 {
 	struct copy_helper *helper = container_of(work, struct copy_helper, work);
-	struct copy_job *job = READ_ONCE(helper->job);
 	struct copy_chunk chunk;
-	bool first = true;
+	struct copy_job *job;
 
-	spin_lock(&job->lock);
-	while (single_task_running() && copy_job_take(job, &chunk)) {
-		job->nr_helpers += first;
-		first = false;
-		job->nr_helper_chunks++;
-		job->nr_helper_pages += chunk.nr_pages;
-		spin_unlock(&job->lock);
+	spin_lock(&helper->lock);
+	while ((job = helper->job) && single_task_running() &&
+	       copy_job_take(job, &chunk)) {
+		helper->nr_chunks++;
+		helper->nr_pages += chunk.nr_pages;
+		helper->copying = true;
+		spin_unlock(&helper->lock);
+
 		copy_job_copy_chunk(job, &chunk);
-		spin_lock(&job->lock);
+
+		spin_lock(&helper->lock);
+		helper->copying = false;
+		if (!helper->job)
+			complete(&job->done);
 	}
-	spin_unlock(&job->lock);
+	spin_unlock(&helper->lock);
 }
 
 /**
  * copy_job_ask - Ask for the helper of a CPU.
  * @job: The job to help with.
- * @cpu: The CPU, any possible one. The helper starts there, or elsewhere if its
- *	workqueue must not run there; it does not copy on a CPU that is busy.
+ * @cpu: The CPU, which is or was online. The helper starts there, or elsewhere
+ *	if its workqueue must not run there; it does not copy on a CPU that is
+ *	busy.
  *
  * Context: Process context.
  * Return: true if copy_job_finish() has to be called, false if the helper has
@@ -278,8 +295,13 @@ VISIBLE_IF_KUNIT bool copy_job_ask(struct copy_job *job, int cpu)
 {
 	struct copy_helper *helper = per_cpu_ptr(&copy_helpers, cpu);
 
-	if (cmpxchg(&helper->job, NULL, job))
-		return false;
+	scoped_guard(spinlock, &helper->lock) {
+		if (helper->job || helper->copying)
+			return false;
+		WRITE_ONCE(helper->job, job);
+		helper->nr_chunks = 0;
+		helper->nr_pages = 0;
+	}
 
 	list_add_tail(&helper->node, &job->helpers);
 	queue_work_on(cpu, copy_pages_wq, &helper->work);
@@ -291,21 +313,31 @@ EXPORT_SYMBOL_IF_KUNIT(copy_job_ask);
  * copy_job_finish - Dismiss all helpers.
  * @job: The job, of which nothing is left to be taken.
  *
- * Helpers that have not started never will. Waits for those that have to copy
- * the chunk they are at, if need be until they have got their CPU back.
+ * Helpers that have not started never will. Waits for those that are at a chunk
+ * to copy that, and for nothing else.
  *
  * Context: Process context. May sleep.
  */
 VISIBLE_IF_KUNIT void copy_job_finish(struct copy_job *job)
 {
 	struct copy_helper *helper, *next;
+	unsigned int nr_copying = 0;
 
 	list_for_each_entry_safe(helper, next, &job->helpers, node) {
-		cancel_work_sync(&helper->work);
+		/* Not _sync(): one that runs will find that it has no job. */
+		cancel_work(&helper->work);
 		list_del(&helper->node);
-		/* Pairs with cmpxchg() in copy_job_ask(). */
-		smp_store_release(&helper->job, NULL);
+
+		guard(spinlock)(&helper->lock);
+		WRITE_ONCE(helper->job, NULL);
+		nr_copying += helper->copying;
+		job->nr_helpers += !!helper->nr_chunks;
+		job->nr_helper_chunks += helper->nr_chunks;
+		job->nr_helper_pages += helper->nr_pages;
 	}
+
+	while (nr_copying--)
+		wait_for_completion(&job->done);
 }
 EXPORT_SYMBOL_IF_KUNIT(copy_job_finish);
 
@@ -410,6 +442,10 @@ static bool copy_job_run(struct copy_job *job, unsigned long nr_folios,
 	u64 start = trace_mm_copy_pages_mt_enabled() ? ktime_get_ns() : 0;
 	unsigned int nr_asked;
 
+	/* No helper has a priority that could serve this task. */
+	if (rt_or_dl_task(current))
+		return false;
+
 	nr_asked = copy_job_ask_idle(job, nr_helpers_wanted(nr_pages));
 	if (!nr_asked)
 		return false;
@@ -443,7 +479,7 @@ static bool copy_job_run(struct copy_job *job, unsigned long nr_folios,
  *
  * Context: Process context, with any locks held that may be held while sleeping.
  * Sleeps only until each helper has copied the chunk that it is at. Does not
- * allocate memory.
+ * allocate memory. A real-time task copies alone.
  * Return: true if all folios were copied, except for those that failed; false if
  * the caller had better copy them by itself: nothing was done then.
  */
@@ -626,6 +662,7 @@ static int __init copy_pages_init(void)
 		struct copy_helper *helper = per_cpu_ptr(&copy_helpers, cpu);
 
 		INIT_WORK(&helper->work, copy_helper_work);
+		spin_lock_init(&helper->lock);
 		helper->cpu = cpu;
 	}
 

@@ -2,6 +2,7 @@
 #ifndef __MM_COPY_PAGES_H
 #define __MM_COPY_PAGES_H
 
+#include <linux/completion.h>
 #include <linux/list.h>
 #include <linux/spinlock.h>
 
@@ -24,14 +25,16 @@ struct folio;
  * @failed_src: Where folios that could not be read are moved to.
  * @failed_dst: Where those that they should have been copied to are moved to.
  * @failed: A folio could not be read.
+ * @done: Completed by each helper that was dismissed while it copied a chunk.
  * @helpers: The helpers that were asked for.
- * @nr_helpers: How many of them have copied anything.
  * @nr_chunks: Chunks that the caller has copied.
+ * @nr_helpers: How many of the helpers have copied anything; this and what
+ *	follows is set by copy_job_finish().
  * @nr_helper_chunks: Chunks that helpers have copied.
  * @nr_helper_pages: Base pages that helpers have copied.
  */
 struct copy_job {
-	/* Protects all but the list of helpers, which is the caller's. */
+	/* Protects where the next chunk starts, the lists, and failed. */
 	spinlock_t lock;
 	struct folio *src;
 	struct folio *dst;
@@ -41,10 +44,12 @@ struct copy_job {
 	struct list_head *failed_src;
 	struct list_head *failed_dst;
 	bool failed;
+	struct completion done;
 
+	/* The caller's own. */
 	struct list_head helpers;
-	unsigned int nr_helpers;
 	unsigned long nr_chunks;
+	unsigned int nr_helpers;
 	unsigned long nr_helper_chunks;
 	unsigned long nr_helper_pages;
 };
