@@ -2701,7 +2701,7 @@ TEST_F(migrate_copy_knobs, copy_min_bytes)
 TEST_F(migrate_copy_knobs, copy_node)
 {
 	static const char * const bad[] = {
-		"\n", " ", "0", "1", "-1", "x", "sourc", "sources", "Source",
+		"\n", " ", "0", "1", "-1", "x", "sour", "sources", "Source",
 		"source destination", "[source] destination", "[source]",
 		"source\ndestination", "destinatio", "destination1", "sourcex",
 	};
