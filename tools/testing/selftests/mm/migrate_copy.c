@@ -281,7 +281,7 @@ static int try_write(char *addr)
 static uint64_t page_word(unsigned int id, unsigned int version, unsigned int w)
 {
 	/* An odd factor: different before it is different after it. */
-	return ((uint64_t)id << 40 | (uint64_t)version << 12 | w) *
+	return ((uint64_t)id << 40 | (uint64_t)version << 16 | w) *
 	       0x9e3779b97f4a7c15ULL;
 }
 
@@ -708,10 +708,11 @@ static void check_nodes(struct __test_metadata *_metadata, struct mem *mem,
 	for (k = 0; k < mem->nr_folios; k++) {
 		struct folio *folio = &mem->folio[k];
 
-		for (i = folio->first; i < folio->first + folio->nr_pages; i++)
+		for (i = folio->first; i < folio->first + folio->nr_pages; i++) {
 			ASSERT_EQ(nodes[i] == target, k < nr) {
 				TH_LOG("folio %u page %u", k, i);
 			}
+		}
 	}
 	free(nodes);
 }
