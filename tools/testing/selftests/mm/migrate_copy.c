@@ -923,6 +923,7 @@ FIXTURE_VARIANT(migrate_copy)
 #define PART_ANON_PMD_MT	{ ANON, ORDER_OF_PMD, 5 }
 #define PART_HUGETLB	{ HUGETLB, ORDER_OF_PMD, 3 }
 #define PART_SHMEM_4K	{ SHMEM, 0, 540 }
+#define PART_SHMEM_64K	{ SHMEM, 4, 40 }
 #define PART_SHMEM_PMD	{ SHMEM, ORDER_OF_PMD, 3 }
 #define PART_FILE_4K	{ FILE_WRITTEN, 0, 540 }
 #define PART_FILE_64K	{ FILE_WRITTEN, 4, 40 }
@@ -1458,7 +1459,7 @@ FIXTURE_VARIANT(migrate_copy_leaks)
 	bool mt;
 };
 
-FIXTURE_VARIANT_ADD(migrate_copy_leaks, anon_4k) { { PART_ANON_4K } };
+FIXTURE_VARIANT_ADD(migrate_copy_leaks, anon_64k) { { PART_ANON_64K } };
 FIXTURE_VARIANT_ADD(migrate_copy_leaks, anon_pmd) { { PART_ANON_PMD } };
 FIXTURE_VARIANT_ADD(migrate_copy_leaks, hugetlb) { { PART_HUGETLB } };
 FIXTURE_VARIANT_ADD(migrate_copy_leaks, shmem_4k) { { PART_SHMEM_4K } };
@@ -1921,14 +1922,14 @@ FIXTURE_VARIANT(migrate_copy_hold)
 
 /* Not of anonymous memory alone: a pinned page of that is not even unmapped. */
 FIXTURE_VARIANT_ADD(migrate_copy_hold, shmem_4k) { { PART_SHMEM_4K } };
-FIXTURE_VARIANT_ADD(migrate_copy_hold, mixed) { PARTS_MIXED };
+FIXTURE_VARIANT_ADD(migrate_copy_hold, shmem_64k) { { PART_SHMEM_64K } };
 
 FIXTURE_VARIANT_ADD(migrate_copy_hold, shmem_4k_mt) {
 	{ PART_SHMEM_4K }, .mt = true,
 };
 
-FIXTURE_VARIANT_ADD(migrate_copy_hold, mixed_mt) {
-	PARTS_MIXED, .mt = true,
+FIXTURE_VARIANT_ADD(migrate_copy_hold, shmem_64k_mt) {
+	{ PART_SHMEM_64K }, .mt = true,
 };
 
 FIXTURE_SETUP(migrate_copy_hold)
@@ -1966,8 +1967,6 @@ TEST_F_TIMEOUT(migrate_copy_hold, write_late, TIMEOUT_S)
 	ASSERT_NE(missing, MAP_FAILED);
 	ASSERT_EQ(uffd_register(uffd, missing, len, true, false, false), 0);
 
-	while (part->kind != SHMEM)
-		part++;
 	for (n = 0; n < NR_HOLDS; n++) {
 		unsigned int i = part->first + n * 61 % part->nr_pages;
 		struct hold hold = {
