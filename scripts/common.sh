@@ -26,8 +26,9 @@ BASE_VERSION=7.3.4-1~bpo13+1
 BASE_SHA256=703e369ddd4cce971452f5a593ee55df3a5c10c83caf0fa0df039633ed181ee3
 VNG_VERSION=1.35
 
-# virtme-ng as scripts/setup unpacked it, where the system has none.
-export PATH="$PATH:$build/vng/usr/bin"
+# virtme-ng and QEMU as scripts/setup unpacked them, where the system has none or
+# one that is too old.
+export PATH="$build/qemu/usr/bin:$PATH:$build/vng/usr/bin"
 export PYTHONPATH="$build/vng/usr/lib/python3/dist-packages${PYTHONPATH:+:$PYTHONPATH}"
 
 mkdir -p "$logs"
