@@ -10,6 +10,7 @@ help:		## this list
 run:		## set up, build stock and patched, boot both, measure, print the table
 test:		## all that CI runs
 bench:		## measure at length, several boots of each kernel: results/
+native:		## measure the copy at full speed, in user-mode kernels: results/
 apply:		## put the series onto your own tree: LINUX=DIR [SIGNOFF=1]
 tree:		## make linux/ (a git tree, one commit a patch) of base and patches
 refresh:	## write the patches out of linux/
@@ -17,7 +18,7 @@ check:		## static checks only
 shell:		## an interactive shell in the patched guest
 clean:		## remove build/
 
-run test bench apply refresh:
+run test bench native apply refresh:
 	@scripts/$@
 
 tree check:
@@ -33,4 +34,4 @@ shell:
 clean:
 	rm -rf build
 
-.PHONY: help run test bench apply tree refresh check shell clean
+.PHONY: help run test bench native apply tree refresh check shell clean

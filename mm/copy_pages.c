@@ -429,7 +429,7 @@ static unsigned int nr_helpers_wanted(unsigned long nr_pages)
 {
 	unsigned long nr_cpus = READ_ONCE(copy_cpus);
 
-	if (nr_pages < READ_ONCE(copy_min_bytes) / PAGE_SIZE)
+	if (nr_pages * PAGE_SIZE < READ_ONCE(copy_min_bytes))
 		return 0;
 
 	nr_cpus = min(nr_cpus, nr_pages / (2 * COPY_CHUNK_PAGES));

@@ -2,6 +2,7 @@
 #include <linux/debugfs.h>
 #include <linux/fault-inject.h>
 #include <linux/mm.h>
+#include <kunit/visibility.h>
 
 #include "internal.h"
 
@@ -14,6 +15,10 @@ static struct {
 	.pfn = ULONG_MAX,
 };
 
+/* What a KUnit test wants to decide instead; it may sleep. */
+VISIBLE_IF_KUNIT fail_page_copy_fn *fail_page_copy_stub;
+EXPORT_SYMBOL_IF_KUNIT(fail_page_copy_stub);
+
 /**
  * should_fail_page_copy - Is the copy of some pages to fail?
  * @page: The first page to copy from.
@@ -25,6 +30,10 @@ static struct {
 bool should_fail_page_copy(struct page *page, unsigned long nr_pages)
 {
 	const unsigned long pfn = READ_ONCE(fail_page_copy.pfn);
+	fail_page_copy_fn *stub = READ_ONCE(fail_page_copy_stub);
+
+	if (IS_ENABLED(CONFIG_KUNIT) && stub)
+		return stub(page, nr_pages);
 
 	if (pfn != ULONG_MAX && pfn - page_to_pfn(page) >= nr_pages)
 		return false;

@@ -91,12 +91,10 @@ kmake()
 
 # kconfig KIND FLAVOUR OUT: allnoconfig with configs/guest.config and
 # configs/FLAVOUR.config over it; for tests, the suites of mm/tests as well, and
-# nomt goes over measure. Always made anew, since a patch may have added an
-# option: .config is only written when that changes it, so nothing is built in
-# vain.
+# nomt goes over measure.
 kconfig()
 {
-	local kind=$1 flavour=$2 out=$3 name=${3##*/} src lost over=()
+	local kind=$1 flavour=$2 out=$3 src over=()
 
 	src=$(source_of "$kind")
 	mkdir -p "$out"
@@ -106,8 +104,19 @@ kconfig()
 		"$top/configs/$flavour.config" >"$out/all.config"
 	[ "$flavour" != test ] || [ ! -f "$src/mm/tests/.kunitconfig" ] ||
 		cat "$src/mm/tests/.kunitconfig" >>"$out/all.config"
+	allconfig "$kind" "$out"
+}
+
+# allconfig KIND OUT ARGS...: allnoconfig with OUT/all.config over it, all of it.
+# Always made anew, since a patch may have added an option: .config is only
+# written when that changes it, so nothing is built in vain.
+allconfig()
+{
+	local kind=$1 out=$2 name=${2##*/} lost
+	shift 2
+
 	KCONFIG_ALLCONFIG=$out/all.config \
-		logged "$name-config" kmake "$kind" "$out" allnoconfig
+		logged "$name-config" kmake "$kind" "$out" "$@" allnoconfig
 
 	lost=$(sed -n 's/^\(CONFIG_[A-Z0-9_]*\)=.*/\1 &/p' "$out/all.config" |
 		awk '{ want[$1] = substr($0, length($1) + 2) }

@@ -1239,6 +1239,19 @@ TEST_F(folio_migrate, whole_mremap)
 	bounce_whole(_metadata, &self->mem);
 }
 
+static void check_soft_dirty(struct __test_metadata *_metadata,
+			     struct mem *mem, const bool *dirty)
+{
+	unsigned int i;
+
+	for (i = 0; i < mem->nr_pages; i++) {
+		ASSERT_EQ(pagemap_is_softdirty(pagemap_fd, mem->page[i].addr),
+			  dirty[i]) {
+			TH_LOG("page %u", i);
+		}
+	}
+}
+
 TEST_F(folio_migrate, soft_dirty)
 {
 	struct mem *mem = &self->mem;
@@ -1260,12 +1273,14 @@ TEST_F(folio_migrate, soft_dirty)
 	}
 
 	bounce(_metadata, mem);
-	for (i = 0; i < mem->nr_pages; i++) {
-		ASSERT_EQ(pagemap_is_softdirty(pagemap_fd, mem->page[i].addr),
-			  dirty[i]) {
-			TH_LOG("page %u", i);
-		}
-	}
+	check_soft_dirty(_metadata, mem, dirty);
+
+	/* A clean page cannot be written to either. Let no page be writable. */
+	ASSERT_EQ(mprotect(mem->start, mem->len, PROT_READ), 0);
+	check_soft_dirty(_metadata, mem, dirty);
+	bounce(_metadata, mem);
+	check_soft_dirty(_metadata, mem, dirty);
+	ASSERT_EQ(mprotect(mem->start, mem->len, PROT_READ | PROT_WRITE), 0);
 
 	/* The first write to a clean page is still noticed. */
 	for (i = 0; i < mem->nr_pages; i++) {
@@ -1285,6 +1300,57 @@ TEST_F(folio_migrate, exclusive)
 	share_with_child(_metadata, mem, 0, &child);
 	bounce(_metadata, mem);
 	check_sharing(_metadata, mem, 0, &child);
+	child_stop(_metadata, &child);
+}
+
+/* The same where no page may be written to: they differ in nothing else then. */
+static void move_read_only(struct __test_metadata *_metadata, struct mem *mem,
+			   unsigned int first)
+{
+	struct child child;
+
+	share_with_child(_metadata, mem, first, &child);
+	ASSERT_EQ(mprotect(mem->start, mem->len, PROT_READ), 0);
+	bounce(_metadata, mem);
+	ASSERT_EQ(mprotect(mem->start, mem->len, PROT_READ | PROT_WRITE), 0);
+	check_sharing(_metadata, mem, first, &child);
+	child_stop(_metadata, &child);
+}
+
+/* The first page of each folio is exclusive, */
+TEST_F(folio_migrate, exclusive_read_only)
+{
+	move_read_only(_metadata, &self->mem, 0);
+}
+
+/* or it is shared. */
+TEST_F(folio_migrate, shared_read_only)
+{
+	move_read_only(_metadata, &self->mem, 1);
+}
+
+/* The child that shared the pages is gone, and half of them are ours again. */
+TEST_F(folio_migrate, exclusive_again)
+{
+	struct mem *mem = &self->mem;
+	struct child child;
+	unsigned int i;
+
+	child_start(_metadata, mem, &child);
+	child_stop(_metadata, &child);
+	for (i = 0; i < mem->nr_pages; i += 2)
+		write_page(mem, i);
+	ASSERT_EQ(mprotect(mem->start, mem->len, PROT_READ), 0);
+	bounce(_metadata, mem);
+	ASSERT_EQ(mprotect(mem->start, mem->len, PROT_READ | PROT_WRITE), 0);
+
+	/* And then shared with another one. */
+	child_start(_metadata, mem, &child);
+	write_pages(mem);
+	check_contents(_metadata, mem);
+	ASSERT_EQ(child_ask(&child, REQ_CHECK), 0);
+	bounce(_metadata, mem);
+	ASSERT_EQ(child_ask(&child, REQ_CHECK), 0);
 	child_stop(_metadata, &child);
 }
 
