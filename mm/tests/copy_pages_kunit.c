@@ -598,7 +598,7 @@ static struct {
 	atomic_long_t nr_calls;
 	atomic_long_t nr_helper_pages;
 
-	/* The first chunk of a helper, if it is to be held. */
+	/* A helper is held at its first chunk: has it started, and gone on? */
 	struct test_lists *l;
 	struct completion started;
 	struct completion go_on;
@@ -1225,7 +1225,7 @@ struct test_asker {
 	bool asked;
 };
 
-/* While another job waits for a helper, that does not take the next one. */
+/* A helper that another job waits for does not take the next one. */
 static int ask_thread(void *data)
 {
 	struct test_asker *asker = data;
@@ -1255,13 +1255,13 @@ static void finish_waits(struct kunit *test)
 
 	if (!hold_helper(l, asker->cpu, NULL))
 		return;
+	copy_job_copy(&l->job);
+	KUNIT_EXPECT_FALSE(test, READ_ONCE(stub.passed));
 	if (IS_ERR(kthread_run(ask_thread, asker, "copy_pages"))) {
 		KUNIT_FAIL(test, "no thread");
 		release_helper();
 		complete(&asker->done);
 	}
-	copy_job_copy(&l->job);
-	KUNIT_EXPECT_FALSE(test, READ_ONCE(stub.passed));
 	copy_job_finish(&l->job);
 	check_held(l);
 	check_counters(l, 1);
@@ -1304,9 +1304,10 @@ static void stop_spinners(void *data)
 static struct test_spinners *start_spinners(struct kunit *test,
 					    const struct cpumask *cpus)
 {
-	struct test_spinners *spinners = kunit_kzalloc(test, sizeof(*spinners), GFP_KERNEL);
+	struct test_spinners *spinners;
 	int cpu;
 
+	spinners = kunit_kzalloc(test, sizeof(*spinners), GFP_KERNEL);
 	KUNIT_ASSERT_NOT_NULL(test, spinners);
 	spinners->tasks = kunit_kcalloc(test, nr_cpu_ids, sizeof(*spinners->tasks),
 					GFP_KERNEL);

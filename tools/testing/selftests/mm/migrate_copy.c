@@ -2296,8 +2296,8 @@ FIXTURE_VARIANT_ADD(migrate_copy_udmabuf, mt) { .mt = true };
 
 FIXTURE_SETUP(migrate_copy_udmabuf)
 {
-	const size_t len = UDMABUF_PAGES * pagesize;
 	unsigned int i;
+	size_t len;
 
 	self->memfd = -1;
 	self->start = MAP_FAILED;
@@ -2307,6 +2307,7 @@ FIXTURE_SETUP(migrate_copy_udmabuf)
 		return;
 	if (self->dev < 0)
 		SKIP(return, "no /dev/udmabuf");
+	len = UDMABUF_PAGES * pagesize;
 	self->memfd = memfd_create("udmabuf", MFD_ALLOW_SEALING);
 	ASSERT_GE(self->memfd, 0);
 	ASSERT_EQ(ftruncate(self->memfd, len), 0);
