@@ -90,7 +90,7 @@ struct area {
 	char *map, *mem;
 	size_t map_bytes, bytes, pages;
 	uint64_t seed;
-	void **addr;			/* one for each folio, at most one a page */
+	void **addr;			/* one for each folio, and between lists */
 	int *node, *status;
 	size_t nr_addr;
 };
@@ -475,6 +475,17 @@ static uint64_t pattern(const struct area *a, size_t page, size_t word)
 	return (a->seed + page * WORDS + word) * STEP;
 }
 
+/*
+ * With -l, every so many addresses there is one of a page that is to stay on the
+ * other node. There, the kernel ends its list of folios, moves these, and begins a
+ * new one. With a call of move_pages(2) for each list, most of the time would go
+ * into what a call does once: wait for RCU, and for work on all CPUs.
+ */
+static bool is_separator(size_t i)
+{
+	return opt_list && i % (opt_list + 1) == opt_list;
+}
+
 static void fill(struct area *a)
 {
 	uint64_t *p = (uint64_t *)a->mem, value = pattern(a, 0, 0);
@@ -556,8 +567,10 @@ static size_t scan(struct area *a)
 		bool head = flags[i] & KPF_COMPOUND_HEAD;
 		size_t n = 1;
 
-		if (!(flags[i] & KPF_COMPOUND_TAIL))
+		if (!(flags[i] & KPF_COMPOUND_TAIL)) {
+			a->nr_addr += is_separator(a->nr_addr);
 			a->addr[a->nr_addr++] = a->mem + i * PAGE;
+		}
 		if (i % per_folio || head != (per_folio > 1))
 			continue;
 		while (i + n < a->pages && (flags[i + n] & KPF_COMPOUND_TAIL) &&
@@ -634,9 +647,9 @@ static const char *map_area(struct area *a, const struct size *size, uint64_t se
 		    size->kind != BASE)
 			fail("madvise");
 	}
-	a->addr = map_touched(a->pages * sizeof(*a->addr));
-	a->node = map_touched(a->pages * sizeof(*a->node));
-	a->status = map_touched(a->pages * sizeof(*a->status));
+	a->addr = map_touched(2 * a->pages * sizeof(*a->addr));
+	a->node = map_touched(2 * a->pages * sizeof(*a->node));
+	a->status = map_touched(2 * a->pages * sizeof(*a->status));
 
 	if (size->kind == PTE_MAPPED) {
 		for (size_t i = 0; i < a->bytes; i += size->bytes) {
@@ -662,9 +675,9 @@ static const char *map_area(struct area *a, const struct size *size, uint64_t se
 static void unmap_area(struct area *a)
 {
 	munmap(a->map, a->map_bytes);
-	munmap(a->addr, a->pages * sizeof(*a->addr));
-	munmap(a->node, a->pages * sizeof(*a->node));
-	munmap(a->status, a->pages * sizeof(*a->status));
+	munmap(a->addr, 2 * a->pages * sizeof(*a->addr));
+	munmap(a->node, 2 * a->pages * sizeof(*a->node));
+	munmap(a->status, 2 * a->pages * sizeof(*a->status));
 }
 
 /*
@@ -848,19 +861,18 @@ static void end_mt(struct mt *mt)
 /* All of the list once. */
 static void move(struct area *a, int to, struct cost *cost)
 {
-	size_t per_call = opt_list ?: a->nr_addr;
-
 	for (size_t i = 0; i < a->nr_addr; i++) {
 		a->node[i] = to;
 		a->status[i] = -1;
+		if (is_separator(i)) {
+			a->addr[i] = to == opt_to ? scratch_from : scratch_to;
+			a->node[i] = to == opt_to ? opt_from : opt_to;
+		}
 	}
 	start_cost(cost);
-	for (size_t i = 0, n; i < a->nr_addr; i += n) {
-		n = a->nr_addr - i < per_call ? a->nr_addr - i : per_call;
-		if (syscall(SYS_move_pages, 0, n, a->addr + i, a->node + i,
-			    a->status + i, MPOL_MF_MOVE) < 0)
-			fail("move_pages");
-	}
+	if (syscall(SYS_move_pages, 0, a->nr_addr, a->addr, a->node, a->status,
+		    MPOL_MF_MOVE) < 0)
+		fail("move_pages");
 	end_cost(cost);
 }
 
@@ -875,7 +887,7 @@ static size_t settle(struct area *a, int to, size_t *unmoved, size_t *silent)
 	struct cost again;
 
 	for (size_t i = 0; i < a->nr_addr; i++)
-		said += a->status[i] == to;
+		said += a->status[i] == a->node[i];
 	*unmoved = left;
 	*silent = said == a->nr_addr ? left : 0;
 	for (int tries = 0; left && tries < 20; tries++) {
@@ -1047,7 +1059,7 @@ static void usage(FILE *f)
 		"  -b  bytes to move, at least one folio (64M)\n"
 		"  -n  moves of the same memory, there and back (10)\n"
 		"  -r  repeats, each with fresh memory (1)\n"
-		"  -l  folios in one call of move_pages(2) (all of them)\n"
+		"  -l  folios in one of the lists that the kernel moves together (all)\n"
 		"  -S  a second thread touches the pages meanwhile; report its stalls\n"
 		"  -m  copy by one CPU (off) and by CPUS of them in turn; those that help are\n"
 		"      of the other node\n"
