@@ -17,6 +17,8 @@
  *		pgmigrate_copy_mt and pgmigrate_copy_helper: base pages.
  *   copy	a plain copy of as many bytes between the same two nodes, with the
  *		loop that the kernel copies pages with: the limit.
+ *   copy2	with -m: the same by one thread, and half of it each by two on
+ *		CPUs of their own: what two CPUs can do at most.
  *   folios	what was left of the folios after all the passes.
  *   stall	with -S: the longest time between two touches of a second thread
  *		that keeps writing to the pages while they move, and the same
@@ -58,6 +60,7 @@
 #define PM_PFN			((1ULL << 55) - 1)
 
 #define PAGE		4096UL
+#define TWO_COPIES	4
 #define WORDS		(PAGE / sizeof(uint64_t))
 #define TOUCHED		(WORDS - 1)	/* the word that the second thread counts in */
 #define PMD		(2UL << 20)
@@ -982,6 +985,12 @@ static int measure(const struct size *size, int repeat)
 	return bad || wrong;
 }
 
+static void copy_scratch(size_t from, size_t to)
+{
+	for (size_t i = from; i < to; i += PAGE)
+		copy(scratch_to + i, scratch_from + i, PAGE);
+}
+
 static void measure_copy(const struct size *size, int repeat)
 {
 	struct cost cost;
@@ -989,12 +998,44 @@ static void measure_copy(const struct size *size, int repeat)
 	if (opt_even)
 		even_out();
 	start_cost(&cost);
-	for (size_t i = 0; i < scratch_bytes; i += PAGE)
-		copy(scratch_to + i, scratch_from + i, PAGE);
+	copy_scratch(0, scratch_bytes);
 	end_cost(&cost);
 	printf("copy size=%s repeat=%d pages=%zu ns=%llu cpu=%llu\n", size->name,
 	       repeat, scratch_bytes / PAGE, (unsigned long long)cost.ns,
 	       (unsigned long long)cost.cpu);
+}
+
+static void *copy_second_half(void *start)
+{
+	pin(last_cpu);
+	pthread_barrier_wait(start);
+	copy_scratch(scratch_bytes / 2, scratch_bytes);
+	return NULL;
+}
+
+static void measure_two_copies(const struct size *size, int repeat)
+{
+	uint64_t begin, middle, end;
+	pthread_barrier_t start;
+	pthread_t second;
+
+	pthread_barrier_init(&start, NULL, 2);
+	for (int i = 0; i < TWO_COPIES; i++) {
+		if (pthread_create(&second, NULL, copy_second_half, &start))
+			fail("pthread_create");
+		begin = now();
+		copy_scratch(0, scratch_bytes);
+		middle = now();
+		pthread_barrier_wait(&start);
+		end = now();
+		copy_scratch(0, scratch_bytes / 2);
+		pthread_join(second, NULL);
+		printf("copy2 size=%s repeat=%d pages=%zu one=%llu two=%llu\n",
+		       size->name, repeat, scratch_bytes / PAGE,
+		       (unsigned long long)(middle - begin),
+		       (unsigned long long)(now() - end));
+	}
+	pthread_barrier_destroy(&start);
 }
 
 static size_t parse_bytes(const char *text)
@@ -1171,6 +1212,8 @@ int main(int argc, char **argv)
 		for (int repeat = 1; repeat <= opt_repeats; repeat++) {
 			if (!opt_stall)
 				measure_copy(&sizes[i], repeat);
+			if (opt_mt && !opt_stall && !opt_busy)
+				measure_two_copies(&sizes[i], repeat);
 			ret |= measure(&sizes[i], repeat);
 		}
 	}
