@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: GPL-2.0-only
+# shellcheck shell=bash
+#
+# Sourced by the scripts that compile what the series touches: in one configuration
+# or in many, all of the series or each of its patches.
+
+. "$(dirname "${BASH_SOURCE[0]}")/series.sh"
+
+# touched FROM TO: the files of the kernel proper that these commits touch.
+touched()
+{
+	g diff --name-only --diff-filter=d "$1" "$2" -- \
+		'*.c' '*.h' ':!tools' ':!Documentation' ':!samples'
+}
+
+# kernel_id COMMIT: changes with all that a kernel is made of, and with nothing else.
+kernel_id()
+{
+	g ls-tree "$1" | grep -vE '\b(Documentation|MAINTAINERS|samples|tools)$' | sha256sum |
+		cut -c 1-16
+}
+
+# fitting SRC FILE...: these configurations, less the options of the series that the
+# source does not have.
+fitting()
+{
+	local src=$1 option absent=(-e '^$')
+	shift
+
+	for option in $(g diff "$(base_commit)" HEAD -- '*Kconfig*' | sed -n 's/^+config //p'); do
+		grep -rqx --include='Kconfig*' "config $option" "$src/mm" "$src/lib" ||
+			absent+=(-e "^CONFIG_$option=")
+	done
+	grep -hv "${absent[@]}" "$@"
+}
+
+# warnings KIND OUT FILES OBJECTS ARGS...: compiles the objects with W=1 and prints
+# the warnings that are in the files, without line numbers.
+warnings()
+{
+	local kind=$1 out=$2 files=${3//$'\n'/|} objects=$4 name=${2##*/}-w1 object
+	shift 4
+
+	for object in $objects; do
+		rm -f "$out/$object"
+	done
+	# shellcheck disable=SC2086
+	logged "$name" kmake "$kind" "$out" "$@" W=1 -k $objects
+	grep -Ei '(warning|error): ' "$logs/$name.log" |
+		sed -nE -e 's/^[Ww]arning: //' \
+			-e "s,^([^ ]*/)?($files):[0-9]+(:[0-9]+)?:? ,\2: ,p" | sort -u || true
+}
+
+# new_warnings KIND OUT FILES OBJECTS ARGS...: those of this source, configured in OUT,
+# that the base does not have. That is only compiled if there is something to ask.
+new_warnings()
+{
+	local kind=$1 out=$2 files=$3 objects=$4 stock=$2-stock known='' new object
+	shift 4
+
+	new=$(warnings "$kind" "$out" "$files" "$objects" "$@")
+	[ -n "$new" ] || return 0
+	mkdir -p "$stock"
+	fitting "$base" "$out/all.config" >"$stock/all.config"
+	allconfig stock "$stock" "$@"
+	for object in $objects; do
+		[ ! -f "$base/${object%.o}.c" ] || known="$known $object"
+	done
+	comm -23 <(echo "$new") <(warnings stock "$stock" "$files" "$known" "$@")
+}
