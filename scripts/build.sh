@@ -58,6 +58,7 @@ new_warnings()
 	local kind=$1 out=$2 files=$3 objects=$4 stock=$2-stock known='' new object
 	shift 4
 
+	[ -n "$objects" ] || return 0
 	new=$(warnings "$kind" "$out" "$files" "$objects" "$@")
 	[ -n "$new" ] || return 0
 	mkdir -p "$stock"
@@ -67,4 +68,39 @@ new_warnings()
 		[ ! -f "$base/${object%.o}.c" ] || known="$known $object"
 	done
 	comm -23 <(echo "$new") <(warnings stock "$stock" "$files" "$known" "$@")
+}
+
+# keep RESULT KEY WHAT COMMAND...: runs it, unless that went well with the same key.
+# Of what it prints, the first line is for the table and the others are details. Sets
+# rc.
+keep()
+{
+	local result=$1 key=$2 what=$3 verdict=ok
+	shift 3
+
+	rc=0
+	[ "$(head -n 1 "$result" 2>/dev/null)" != "ok $key" ] || return 0
+	say "$what"
+	set +e
+	(set -e; "$@") >"$result.out" 2>&1 </dev/null
+	rc=$?
+	set -e
+	if [ $rc != 0 ]; then
+		verdict=FAILED
+		tail -n 25 "$result.out" >&2
+		say "FAILED: $what"
+	fi
+	{ echo "$verdict $key"; cat "$result.out"; } >"$result.new"
+	mv "$result.new" "$result"
+	rm "$result.out"
+}
+
+# cell RESULT KEY: what the table says of it. That of another key says nothing.
+cell()
+{
+	case $(head -n 1 "$1" 2>/dev/null) in
+	"ok $2") sed -n 2p "$1" ;;
+	"FAILED $2") echo "FAILED: $(sed -n 2p "$1")" ;;
+	*) echo "not run" ;;
+	esac
 }
