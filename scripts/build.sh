@@ -34,6 +34,23 @@ fitting()
 	grep -hv "${absent[@]}" "$@"
 }
 
+# configured SRC OUT FILE...: the objects of those of these .c files that are there
+# and that the configuration in OUT has. Those that no option is about, it has.
+configured()
+{
+	local src=$1 out=$2 file object option
+	shift 2
+
+	for file; do
+		object=${file%.c}.o
+		option=$(sed -nE "s,^obj-\\$\((CONFIG_\w+)\).*\s${object#*/}(\s.*)?\$,\1,p" \
+			"$src/${file%%/*}/Makefile")
+		if [ -f "$src/$file" ] && grep -q "^${option:-CONFIG_MMU}=[ym]" "$out/.config"; then
+			echo "$object"
+		fi
+	done
+}
+
 # warnings KIND OUT FILES OBJECTS ARGS...: compiles the objects with W=1 and prints
 # the warnings that are in the files, without line numbers.
 warnings()
