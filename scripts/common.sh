@@ -28,7 +28,7 @@ VNG_VERSION=1.35
 
 # virtme-ng and QEMU as scripts/setup unpacked them, where the system has none or
 # one that is too old.
-export PATH="$build/qemu/usr/bin:$PATH:$build/vng/usr/bin"
+export PATH="$build/qemu/usr/bin:$build/qemu-arm/usr/bin:$PATH:$build/vng/usr/bin"
 export PYTHONPATH="$build/vng/usr/lib/python3/dist-packages${PYTHONPATH:+:$PYTHONPATH}"
 
 mkdir -p "$logs"
@@ -70,21 +70,23 @@ source_of()
 	stock) echo "$base" ;;
 	patched) echo "$linux" ;;
 	rmap) echo "$work/rmap-source" ;;
+	bisect) echo "$work/bisect/source" ;;
 	esac
 }
 
-# kmake KIND OUT ARGS...: make in the source of KIND, built into OUT.
+# kmake KIND OUT ARGS...: make in the source of KIND, built into OUT. Where cross is
+# set, with the tools that have this prefix.
 kmake()
 {
-	local src out=$2 cc=gcc
+	local src out=$2 cc=${cross:-}gcc hostcc=gcc
 
 	src=$(source_of "$1")
 	shift 2
 	if command -v ccache >/dev/null; then
-		cc='ccache gcc'
+		cc="ccache $cc" hostcc="ccache $hostcc"
 		export CCACHE_BASEDIR=$top CCACHE_NOHASHDIR=1 CCACHE_DEPEND=1
 	fi
-	make -s -C "$src" O="$out" CC="$cc" HOSTCC="$cc" \
+	make -s -C "$src" O="$out" CROSS_COMPILE="${cross:-}" CC="$cc" HOSTCC="$hostcc" \
 		LOCALVERSION="-${out##*/}" \
 		KBUILD_BUILD_USER=guest KBUILD_BUILD_HOST=guest \
 		-j"$(nproc)" "$@" 9>&-
@@ -119,10 +121,13 @@ allconfig()
 	KCONFIG_ALLCONFIG=$out/all.config \
 		logged "$name-config" kmake "$kind" "$out" "$@" allnoconfig
 
-	lost=$(sed -n 's/^\(CONFIG_[A-Z0-9_]*\)=.*/\1 &/p' "$out/all.config" |
-		awk '{ want[$1] = substr($0, length($1) + 2) }
-		     END { for (o in want) print want[o] }' |
-		grep -v '=n$' | grep -vxFf "$out/.config" || true)
+	lost=$(awk '!/^CONFIG_[A-Z0-9_]*=/ { next }
+		    { option = substr($0, 1, index($0, "=") - 1) }
+		    FILENAME == ARGV[1] { want[option] = $0; next }
+		    { is[option] = $0 }
+		    END { for (o in want)
+				if ((o in is ? is[o] : o "=n") != want[o])
+					print want[o] }' "$out/all.config" "$out/.config")
 	[ -z "$lost" ] || die "$name: not in the configuration:" "${lost//$'\n'/ }"
 }
 

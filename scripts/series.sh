@@ -29,6 +29,14 @@ base_commit()
 	g rev-list --max-parents=0 HEAD | tail -n 1
 }
 
+# checkout COMMIT DIR: only files that differ from what is there are written, so
+# nothing is built in vain.
+checkout()
+{
+	mkdir -p "$2"
+	GIT_INDEX_FILE=$2.index g --work-tree="$2" read-tree --reset -u "$1"
+}
+
 # history COMMIT: all that a patch keeps of every commit up to it.
 history()
 {
