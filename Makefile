@@ -15,10 +15,11 @@ apply:		## put the series onto your own tree: LINUX=DIR [SIGNOFF=1]
 tree:		## make linux/ (a git tree, one commit a patch) of base and patches
 refresh:	## write the patches out of linux/
 check:		## static checks only
+analyze:	## sparse, coccicheck, checkstack, htmldocs: results/
 shell:		## an interactive shell in the patched guest
 clean:		## remove build/
 
-run test bench native apply refresh:
+run test bench native analyze apply refresh:
 	@scripts/$@
 
 tree check:
@@ -34,4 +35,4 @@ shell:
 clean:
 	rm -rf build
 
-.PHONY: help run test bench native apply tree refresh check shell clean
+.PHONY: help run test bench native apply tree refresh check analyze shell clean

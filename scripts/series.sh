@@ -29,6 +29,28 @@ base_commit()
 	g rev-list --max-parents=0 HEAD | tail -n 1
 }
 
+# touched FILTER PATHSPEC...: the files that the series adds (A), changes (M) or both.
+touched()
+{
+	local filter=$1
+	shift
+
+	g diff --name-only --no-renames --diff-filter="$filter" "$(base_commit)" HEAD -- "$@"
+}
+
+# complaints KIND: what a tool said of the source of KIND, one sorted line each, without
+# the way to the files and without line numbers, so that it can be compared with what
+# the tool said of another source.
+complaints()
+{
+	local src
+
+	src=$(realpath "$(source_of "$1")")
+	sed -nE -e "s,$src/,,g" -e 's,^(\.\./)+,,' -e 's,^(base|linux)/,,' \
+		-e 's/^[Ww]arning: //' \
+		-e '/^[^ :]+:[0-9]+/ { s/:[0-9]+(:[0-9-]+)*\b//g; s/\bline [0-9]+/line/g; p }' | sort
+}
+
 # history COMMIT: all that a patch keeps of every commit up to it.
 history()
 {
