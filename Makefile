@@ -17,10 +17,11 @@ refresh:	## write the patches out of linux/
 check:		## static checks only
 matrix:		## build, and run, the series in many configurations: results/
 bisect:		## build every patch of it: results/
+analyze:	## sparse, coccicheck, checkstack, htmldocs: results/
 shell:		## an interactive shell in the patched guest
 clean:		## remove build/
 
-run test bench native matrix bisect apply refresh:
+run test bench native matrix bisect analyze apply refresh:
 	@scripts/$@
 
 tree check:
@@ -36,4 +37,4 @@ shell:
 clean:
 	rm -rf build
 
-.PHONY: help run test bench native matrix bisect apply tree refresh check shell clean
+.PHONY: help run test bench native matrix bisect analyze apply tree refresh check shell clean

@@ -6,13 +6,6 @@
 
 . "$(dirname "${BASH_SOURCE[0]}")/series.sh"
 
-# touched FROM TO: the files of the kernel proper that these commits touch.
-touched()
-{
-	g diff --name-only --diff-filter=d "$1" "$2" -- \
-		'*.c' '*.h' ':!tools' ':!Documentation' ':!samples'
-}
-
 # kernel_id COMMIT: changes with all that a kernel is made of, and with nothing else.
 kernel_id()
 {
@@ -52,10 +45,10 @@ configured()
 }
 
 # warnings KIND OUT FILES OBJECTS ARGS...: compiles the objects with W=1 and prints
-# the warnings that are in the files, without line numbers.
+# the warnings that are in the files.
 warnings()
 {
-	local kind=$1 out=$2 files=${3//$'\n'/|} objects=$4 name=${2##*/}-w1 object
+	local kind=$1 out=$2 files=${3//$'\n'/:$'\n'}: objects=$4 name=${2##*/}-w1 object
 	shift 4
 
 	for object in $objects; do
@@ -63,9 +56,8 @@ warnings()
 	done
 	# shellcheck disable=SC2086
 	logged "$name" kmake "$kind" "$out" "$@" W=1 -k $objects
-	grep -Ei '(warning|error): ' "$logs/$name.log" |
-		sed -nE -e 's/^[Ww]arning: //' \
-			-e "s,^([^ ]*/)?($files):[0-9]+(:[0-9]+)?:? ,\2: ,p" | sort -u || true
+	grep -Ei '(warning|error): ' "$logs/$name.log" | complaints "$kind" |
+		grep -F "$files" | sort -u || true
 }
 
 # new_warnings KIND OUT FILES OBJECTS ARGS...: those of this source, configured in OUT,

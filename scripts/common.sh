@@ -63,6 +63,27 @@ logged()
 	fi
 }
 
+# check NAME COMMAND...: one line of what came of it, its output on failure, which
+# $failed remembers.
+failed=0
+check()
+{
+	local name=$1 log=$logs/${0##*/}-$1.log rc
+	shift
+
+	set +e
+	(set -e; "$@") >"$log" 2>&1 </dev/null
+	rc=$?
+	set -e
+	if [ $rc = 0 ]; then
+		echo "  ok: $name"
+	else
+		tail -n 40 "$log" >&2
+		echo "  FAILED: $name (whole log: $log)"
+		failed=1
+	fi
+}
+
 # Where the source of a KIND of kernel is.
 source_of()
 {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034
 #
 # The series in its two forms, and the ways between them: commits in linux/ on
 # top of its first one, which is the base; and patches/ with `series` and the
@@ -35,6 +35,37 @@ checkout()
 {
 	mkdir -p "$2"
 	GIT_INDEX_FILE=$2.index g --work-tree="$2" read-tree --reset -u "$1"
+}
+
+# touched RANGE FILTER PATHSPEC...: the files that these commits add (A), change (M)
+# or both; touched_by_series FILTER PATHSPEC...: those of the whole series.
+touched()
+{
+	local range=$1 filter=$2
+	shift 2
+
+	g diff --name-only --no-renames --diff-filter="$filter" "$range" -- "$@"
+}
+
+touched_by_series()
+{
+	touched "$(base_commit)..HEAD" "$@"
+}
+
+# What is compiled into a kernel.
+of_kernel=('*.c' '*.h' ':!tools' ':!Documentation' ':!samples')
+
+# complaints KIND: what a tool said of the source of KIND, one sorted line each, without
+# the way to the files and without line numbers, so that it can be compared with what
+# the tool said of another source.
+complaints()
+{
+	local src
+
+	src=$(realpath "$(source_of "$1")")
+	sed -nE -e "s,$src/,,g" -e 's,^(\.\./)+,,' -e 's,^(base|linux|source)/,,' \
+		-e 's/^[Ww]arning: //' \
+		-e '/^[^ :]+:[0-9]+/ { s/:[0-9]+(:[0-9-]+)*\b//g; s/\bline [0-9]+/line/g; p }' | sort
 }
 
 # history COMMIT: all that a patch keeps of every commit up to it.
