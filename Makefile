@@ -9,6 +9,7 @@ help:		## this list
 
 run:		## set up, build stock and patched, boot both, measure, print the table
 test:		## all that CI runs
+selftests:	## the mm selftests of the kernel, on stock and on patched: results/
 bench:		## measure at length, several boots of each kernel: results/
 native:		## measure the copy at full speed, in user-mode kernels: results/
 apply:		## put the series onto your own tree: LINUX=DIR [SIGNOFF=1]
@@ -21,7 +22,7 @@ analyze:	## sparse, coccicheck, checkstack, htmldocs: results/
 shell:		## an interactive shell in the patched guest
 clean:		## remove build/
 
-run test bench native matrix bisect analyze apply refresh:
+run test selftests bench native matrix bisect analyze apply refresh:
 	@scripts/$@
 
 tree check:
@@ -37,4 +38,5 @@ shell:
 clean:
 	rm -rf build
 
-.PHONY: help run test bench native matrix bisect analyze apply tree refresh check shell clean
+.PHONY: help run test selftests bench native matrix bisect analyze apply tree refresh \
+	check shell clean
