@@ -5,6 +5,11 @@
 
 . "$(dirname "$0")/series.sh"
 
+# What kernel is tested; the most seconds that a guest may take; what it does in
+# the end; where its output goes.
+flavour='test' limit=1200 finally=':'
+dir=$logs/${0##*/}
+
 # disk FILE SIZE MKFS...: an image for a guest, with what the command makes on it.
 disk()
 {
@@ -16,8 +21,8 @@ disk()
 	"$@" "$file"
 }
 
-# in_guest KIND OUT COMMAND OPTIONS...: runs the command under the test kernel of
-# KIND, with an ext4 as /dev/vda. The kernel log goes to OUT.log, what it prints to
+# in_guest KIND OUT COMMAND OPTIONS...: runs the command under the kernel of KIND,
+# with an ext4 as /dev/vda. The kernel log goes to OUT.log, what it prints to
 # OUT.out, what scripts/guest has to say to OUT.err. OPTIONS and the exit status are
 # those of scripts/guest.
 in_guest()
@@ -26,10 +31,16 @@ in_guest()
 	shift 3
 
 	disk "$ext4" 1G mkfs.ext4 -q
-	"$top/scripts/guest" -l "$out.log" -d "$ext4" "$@" \
-		"$work/$kind-test/arch/x86/boot/bzImage" "$command" \
+	"$top/scripts/guest" -t "$limit" -l "$out.log" -d "$ext4" "$@" \
+		"$work/$kind-$flavour/arch/x86/boot/bzImage" \
+		"{ $command; }; rc=\$?; $finally; (exit \$rc)" \
 		>"$out.out" 2>"$out.err"
 }
+
+# What was not freed, in debug kernels: kmemleak wants to see twice that nothing points
+# there, and not in the first 5 seconds.
+leaks=/sys/kernel/debug/kmemleak
+find_leaks="echo scan >$leaks; sleep 6; echo scan >$leaks; cat $leaks"
 
 # For the command of a guest: into the ext4, with the selftests in it.
 on_ext4="mkdir /tmp/ext4 && mount /dev/vda /tmp/ext4 &&
@@ -47,10 +58,79 @@ build_selftests()
 	lock_builds
 	say "building selftests: ${*:-all}"
 	mkdir -p "$out"
-	logged headers kmake patched "$work/patched-test" headers
+	logged headers kmake patched "$work/patched-$flavour" headers
 	exec 9>&-
 	logged selftests make -s -C "$src" OUTPUT="$out" \
-		KHDR_INCLUDES="-isystem $work/patched-test/usr/include" \
+		KHDR_INCLUDES="-isystem $work/patched-$flavour/usr/include" \
 		"${targets[@]:-all}"
 	cp -p "$src"/*.sh "$src/settings" "$out/"
+}
+
+# The categories of run_vmtests.sh that the series adds. Each has a program of its name.
+categories()
+{
+	touched_by_series A '*/ksft_*.sh' | sed -E 's,.*/ksft_(.*)\.sh$,\1,'
+}
+
+# The selftests of the series, and two of the kernel that are near.
+build_series_selftests()
+{
+	# shellcheck disable=SC2046
+	build_selftests $(categories) migration rmap
+}
+
+clean_log()
+{
+	"$top/scripts/klog" "$1"
+}
+
+# run_tests NAME KIND COMMAND OPTIONS...: runs the command under the patched kernel,
+# with an ext4 as /dev/vda, and counts the results: those of KUnit in the kernel log
+# (KIND is log) or those of the command in its output (out). OPTIONS are of
+# scripts/guest.
+passed=0 failed=0 skipped=0 executed=0
+run_tests()
+{
+	local name=$1 kind=$2 command=$3 kunit=0 rc=0 counts
+	shift 3
+
+	say "$name"
+	mkdir -p "$dir"
+	[ "$kind" = out ] || kunit=1
+	in_guest patched "$dir/$name" "$command" -p 4 \
+		-k "kunit.enable=$kunit page_owner=on" "$@" || rc=$?
+	"$top/scripts/tap" "$name" "$dir/$name.$kind" >"$dir/$name.results"
+	sed '$d' "$dir/$name.results"
+	read -r -a counts < <(tail -n 1 "$dir/$name.results")
+	if [ $((counts[0] + counts[1] + counts[2])) = 0 ]; then
+		echo "  FAILED: $name: no result"
+		counts[1]=1
+	elif [ "${counts[1]}" = 0 ] && [ $rc != 0 ] && [ $rc != 4 ]; then
+		echo "  FAILED: $name: exit status $rc"
+		counts[1]=1
+	fi
+	if ! clean_log "$dir/$name.log"; then
+		echo "  FAILED: $name: the kernel log is not clean"
+		counts[1]=$((counts[1] + 1))
+	fi
+	[ "${counts[1]}" = 0 ] || echo "  (see ${dir#"$top"/}/$name.*)"
+	passed=$((passed + counts[0]))
+	failed=$((failed + counts[1]))
+	skipped=$((skipped + counts[2]))
+	executed=$((executed + counts[0] + counts[1]))
+}
+
+# All tests that the series adds, and two of the kernel.
+run_series_tests()
+{
+	local category
+
+	[ -z "$(touched_by_series A '*_kunit.c')" ] || run_tests kunit log true
+	for category in $(categories) migration rmap; do
+		run_tests "$category" out "$on_ext4 && ./ksft_$category.sh"
+	done
+	[ ! -x "$work/selftests/migrate_copy" ] ||
+		run_tests memory_only out "$on_ext4 && ./migrate_copy -f migrate_copy_mt" -a
+	[ ! -x "$work/selftests/migrate_races" ] ||
+		run_tests tiers out "$on_ext4 && ./migrate_races -f migrate_system" -a
 }

@@ -114,8 +114,8 @@ kmake()
 }
 
 # kconfig KIND FLAVOUR OUT: allnoconfig with configs/guest.config and
-# configs/FLAVOUR.config over it; for tests, the suites of mm/tests as well, and
-# nomt goes over measure.
+# configs/FLAVOUR.config over it. nomt goes over measure; debug and kcsan go over
+# test, which has the suites of mm/tests as well.
 kconfig()
 {
 	local kind=$1 flavour=$2 out=$3 src over=()
@@ -123,11 +123,16 @@ kconfig()
 	src=$(source_of "$kind")
 	mkdir -p "$out"
 	[ "$kind" != patched ] || over=("$top/configs/patched.config")
-	[ "$flavour" != nomt ] || over+=("$top/configs/measure.config")
-	cat "$top/configs/guest.config" "${over[@]}" \
-		"$top/configs/$flavour.config" >"$out/all.config"
-	[ "$flavour" != test ] || [ ! -f "$src/mm/tests/.kunitconfig" ] ||
-		cat "$src/mm/tests/.kunitconfig" >>"$out/all.config"
+	case $flavour in
+	nomt)	over+=("$top/configs/measure.config") ;;
+	debug|kcsan)
+		over+=("$top/configs/test.config") ;;
+	esac
+	over+=("$top/configs/$flavour.config")
+	if [[ " ${over[*]} " = *"/test.config "* ]] && [ -f "$src/mm/tests/.kunitconfig" ]; then
+		over+=("$src/mm/tests/.kunitconfig")
+	fi
+	cat "$top/configs/guest.config" "${over[@]}" >"$out/all.config"
 	allconfig "$kind" "$out"
 }
 

@@ -22,6 +22,7 @@
 #include <stdatomic.h>
 #include <time.h>
 #include <linux/userfaultfd.h>
+#include <sys/auxv.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -1074,6 +1075,93 @@ TEST_F(folio_migrate, whole_plain)
 {
 	bounce_whole(_metadata, &self->mem);
 }
+
+/* Memory tags move along with what they are of. */
+#ifdef __aarch64__
+
+#ifndef PROT_MTE
+#define PROT_MTE		0x20
+#endif
+#ifndef HWCAP2_MTE
+#define HWCAP2_MTE		BIT_ULL(18)
+#endif
+
+#define MTE_GRANULE		16
+
+/* Neither two granules in a row nor two pages in a row are tagged alike. */
+static unsigned long mte_tag(unsigned int page, unsigned int granule,
+			     unsigned int version)
+{
+	return (3 * page + 5 * granule + version) % 16;
+}
+
+static void mte_store_tags(struct mem *mem, unsigned int version)
+{
+	unsigned int i, g;
+
+	for (i = 0; i < mem->nr_pages; i++)
+		for (g = 0; g < pagesize / MTE_GRANULE; g++) {
+			unsigned long tag = mte_tag(i, g, version);
+
+			asm volatile(".arch armv8.5-a+memtag\n\tstg %0, [%0]" ::
+				     "r" ((unsigned long)mem->page[i].addr +
+					  g * MTE_GRANULE + (tag << 56)) :
+				     "memory");
+		}
+}
+
+static void mte_check_tags(struct __test_metadata *_metadata, struct mem *mem,
+			   unsigned int version)
+{
+	unsigned int i, g;
+
+	for (i = 0; i < mem->nr_pages; i++)
+		for (g = 0; g < pagesize / MTE_GRANULE; g++) {
+			unsigned long addr = (unsigned long)mem->page[i].addr +
+					     g * MTE_GRANULE;
+
+			asm volatile(".arch armv8.5-a+memtag\n\tldg %0, [%0]" :
+				     "+r" (addr) :: "memory");
+			ASSERT_EQ(addr >> 56 & 15, mte_tag(i, g, version));
+		}
+}
+
+TEST_F(folio_migrate, mte_tags)
+{
+	struct mem *mem = &self->mem;
+	unsigned int version;
+
+	if (!(getauxval(AT_HWCAP2) & HWCAP2_MTE))
+		SKIP(return, "no MTE");
+
+	ASSERT_EQ(mprotect(mem->start, mem->len,
+			   PROT_READ | PROT_WRITE | PROT_MTE), 0);
+	for (version = 0; version < 2; version++) {
+		mte_store_tags(mem, version);
+		move_to(_metadata, mem, node[1]);
+		mte_check_tags(_metadata, mem, version);
+		move_to(_metadata, mem, node[0]);
+		mte_check_tags(_metadata, mem, version);
+		check_contents(_metadata, mem);
+		write_pages(mem);
+	}
+}
+
+TEST_F(folio_migrate, whole_mte_tags)
+{
+	struct mem *mem = &self->mem;
+
+	if (!(getauxval(AT_HWCAP2) & HWCAP2_MTE))
+		SKIP(return, "no MTE");
+
+	ASSERT_EQ(mprotect(mem->start, mem->len,
+			   PROT_READ | PROT_WRITE | PROT_MTE), 0);
+	mte_store_tags(mem, 0);
+	bounce_whole(_metadata, mem);
+	mte_check_tags(_metadata, mem, 0);
+}
+
+#endif /* __aarch64__ */
 
 /* migrate_pages(2) and mbind(2) get there on paths of their own. */
 TEST_F(folio_migrate, whole_syscalls)

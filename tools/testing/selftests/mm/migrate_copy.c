@@ -16,10 +16,8 @@
 #include <numa.h>
 #include <numaif.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <time.h>
 #include <linux/aio_abi.h>
 #include <linux/udmabuf.h>
 #include <linux/userfaultfd.h>
@@ -31,6 +29,7 @@
 #include <sys/uio.h>
 
 #include "hugepage_settings.h"
+#include "migrate_util.h"
 #include "vm_util.h"
 
 #define KPF_LOCKED		BIT_ULL(0)
@@ -67,14 +66,8 @@
 #define EVENT_DIR		"events/migrate/mm_copy_pages_mt/"
 #define FAULT_DIR		"/sys/kernel/debug/fail_page_copy/"
 #define FAULT_ANY_PFN		(~0UL)
-#define STAT_REFRESH_PATH	"/proc/sys/vm/stat_refresh"
 #define XFS_PATH_ENV		"MIGRATE_COPY_XFS_PATH"
 
-static size_t pagesize;
-static size_t pmdsize;
-static int node[2];
-static int pagemap_fd;
-static int kpageflags_fd;
 static int kpagecount_fd;
 
 /* What memory is. */
@@ -214,67 +207,10 @@ static void setup_knobs(struct __test_metadata *_metadata, bool mt)
 	write_knob_num(COPY_MIN_BYTES, getpagesize());
 }
 
-/* Shared with the processes that run the tests. */
-static bool *thp_is_set;
-
 static void __attribute__((constructor)) save_settings(void)
 {
 	hugepage_save_settings(true, true);
 	save_knobs();
-	thp_is_set = mmap(NULL, sizeof(*thp_is_set), PROT_READ | PROT_WRITE,
-			  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (thp_is_set == MAP_FAILED)
-		ksft_exit_fail_perror("mmap() failed");
-}
-
-static uint64_t now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return ts.tv_sec * 1000000000ULL + ts.tv_nsec;
-}
-
-static void *alloc(size_t nr, size_t size)
-{
-	void *p = calloc(nr, size);
-
-	if (!p)
-		ksft_exit_fail_perror("calloc() failed");
-	return p;
-}
-
-/* Signals: an access that is expected to fail. */
-
-static sigjmp_buf trap_env;
-static atomic_bool trap_armed;
-
-static void trap_handler(int sig)
-{
-	if (trap_armed)
-		siglongjmp(trap_env, sig);
-	/* Not expected: let the access be repeated, and end the test. */
-	signal(sig, SIG_DFL);
-}
-
-static void set_trap_handler(void)
-{
-	struct sigaction sa = { .sa_handler = trap_handler };
-
-	sigaction(SIGSEGV, &sa, NULL);
-	sigaction(SIGBUS, &sa, NULL);
-}
-
-/* Return the signal that the access raised, 0 if none. */
-static int try_write(char *addr)
-{
-	int sig = sigsetjmp(trap_env, 1);
-
-	trap_armed = !sig;
-	if (!sig)
-		__atomic_store_n(addr, FORCE_READ(*addr), __ATOMIC_RELAXED);
-	trap_armed = false;
-	return sig;
 }
 
 /* Contents. */
@@ -583,17 +519,6 @@ static bool alloc_part(struct __test_metadata *_metadata, struct mem *mem,
 	}
 }
 
-/* Return a range that starts a page table and that nothing else will use. */
-static char *reserve(size_t len)
-{
-	char *area = mmap(NULL, len + 2 * pmdsize, PROT_NONE,
-			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-	if (area == MAP_FAILED)
-		ksft_exit_fail_perror("mmap() failed");
-	return (char *)(((uintptr_t)area + pmdsize) & ~(pmdsize - 1));
-}
-
 /* The nodes of all pages, or errors. */
 static int *get_nodes(struct mem *mem)
 {
@@ -784,32 +709,6 @@ static void fault_on_folio(struct mem *mem, unsigned int k)
 
 /* The system. */
 
-static unsigned long read_stat(const char *path, const char *name)
-{
-	FILE *fp = fopen(path, "r");
-	unsigned long value = -1UL;
-	char line[128];
-
-	if (!fp)
-		ksft_exit_fail_perror(path);
-	if (check_for_pattern(fp, name, line, sizeof(line)))
-		value = strtoul(line + strlen(name), NULL, 10);
-	fclose(fp);
-	return value;
-}
-
-static unsigned long read_vmstat(const char *name)
-{
-	return read_stat("/proc/vmstat", name);
-}
-
-static unsigned long nr_isolated(void)
-{
-	write_num(STAT_REFRESH_PATH, 1);
-	return read_vmstat("nr_isolated_anon ") +
-	       read_vmstat("nr_isolated_file ");
-}
-
 /*
  * Memory that is free, also in the lists of the CPUs, which hold megabytes, or
  * in the caches of others.
@@ -864,62 +763,17 @@ static void check_settled(struct __test_metadata *_metadata, struct mem *mem)
 	ASSERT_EQ(isolated, 0);
 }
 
-/*
- * Large folios only where and when a test asks for them. That takes its time,
- * so it is done once, and undone in the end.
- */
-static void set_thp_settings(void)
-{
-	struct thp_settings settings;
-	int i;
-
-	if (*thp_is_set)
-		return;
-	thp_read_settings(&settings);
-	settings.thp_defrag = THP_DEFRAG_ALWAYS;
-	for (i = 0; i < NR_ORDERS; i++) {
-		settings.hugepages[i].enabled = THP_NEVER;
-		settings.shmem_hugepages[i].enabled = SHMEM_NEVER;
-	}
-	thp_push_settings(&settings);
-	*thp_is_set = true;
-}
-
 static void setup(struct __test_metadata *_metadata, bool mt)
 {
-	int n, nr = 0;
+	const char *reason = migrate_setup();
 
-	if (geteuid())
-		SKIP(return, "not root");
-	if (numa_available() < 0)
-		SKIP(return, "NUMA not available");
-	for (n = 0; n <= numa_max_node() && nr < 2; n++)
-		if (numa_bitmask_isbitset(numa_all_nodes_ptr, n))
-			node[nr++] = n;
-	if (nr < 2)
-		SKIP(return, "fewer than two NUMA nodes with memory");
-
-	pagesize = getpagesize();
-	pmdsize = read_pmd_pagesize();
-	if (!thp_available() || !pmdsize)
-		SKIP(return, "no transparent huge pages");
-
-	pagemap_fd = open("/proc/self/pagemap", O_RDONLY);
-	ASSERT_GE(pagemap_fd, 0);
-	kpageflags_fd = open("/proc/kpageflags", O_RDONLY);
+	if (reason)
+		SKIP(return, "%s", reason);
 	kpagecount_fd = open("/proc/kpagecount", O_RDONLY);
-	if (kpageflags_fd < 0 || kpagecount_fd < 0)
-		SKIP(return, "no /proc/kpageflags and /proc/kpagecount");
-
+	if (kpagecount_fd < 0)
+		SKIP(return, "no /proc/kpagecount");
 	setup_knobs(_metadata, mt);
-	if (_metadata->exit_code)
-		return;
-	set_trap_handler();
 	fault_off();
-	/* Tasks with a policy are left alone by NUMA balancing. */
-	numa_set_preferred(node[0]);
-
-	set_thp_settings();
 }
 
 static void teardown(void)
@@ -1359,15 +1213,6 @@ TEST_F_TIMEOUT(migrate_copy, fail_mbind, TIMEOUT_S)
 	free(stays);
 }
 
-/* Folios may wait in a per-CPU batch for their place on an LRU list. */
-static void drain_lru_caches(void)
-{
-	int status, target = node[0];
-	void *page = &status;
-
-	move_pages(0, 1, &page, &target, &status, MPOL_MF_MOVE);
-}
-
 TEST_F_TIMEOUT(migrate_copy, fail_mlocked, TIMEOUT_S)
 {
 	struct mem *mem = &self->mem;
@@ -1402,75 +1247,6 @@ TEST_F_TIMEOUT(migrate_copy, fail_mlocked, TIMEOUT_S)
 		ASSERT_TRUE(flags & KPF_UNEVICTABLE);
 	}
 	free(backing);
-}
-
-/* A cgroup of our own, to see what is charged to it. */
-
-static char cgroup_root[128];
-static char cgroup_path[160];
-
-static void cgroup_file(char *path, size_t len, const char *dir,
-			const char *name)
-{
-	snprintf(path, len, "%s/%s", dir, name);
-}
-
-static bool cgroup_write(const char *dir, const char *name, const char *value)
-{
-	char path[256];
-	int fd, len = strlen(value);
-	bool written;
-
-	cgroup_file(path, sizeof(path), dir, name);
-	fd = open(path, O_WRONLY);
-	if (fd < 0)
-		return false;
-	written = write(fd, value, len) == len;
-	close(fd);
-	return written;
-}
-
-static bool cgroup_enter(struct __test_metadata *_metadata)
-{
-	FILE *fp = fopen("/proc/mounts", "r");
-	char type[32], line[512];
-
-	if (!fp)
-		ksft_exit_fail_perror("/proc/mounts");
-	while (fgets(line, sizeof(line), fp)) {
-		if (sscanf(line, "%*s %127s %31s", cgroup_root, type) == 2 &&
-		    !strcmp(type, "cgroup2"))
-			break;
-		cgroup_root[0] = '\0';
-	}
-	fclose(fp);
-	if (!cgroup_root[0])
-		SKIP(return false, "cgroup2 is not mounted");
-	if (!cgroup_write(cgroup_root, "cgroup.subtree_control", "+memory"))
-		SKIP(return false, "no memory controller in %s", cgroup_root);
-
-	snprintf(cgroup_path, sizeof(cgroup_path), "%s/migrate_copy.%d",
-		 cgroup_root, getpid());
-	ASSERT_EQ(mkdir(cgroup_path, 0755), 0);
-	ASSERT_TRUE(cgroup_write(cgroup_path, "cgroup.procs", "0"));
-	return true;
-}
-
-static void cgroup_leave(void)
-{
-	if (!cgroup_path[0])
-		return;
-	cgroup_write(cgroup_root, "cgroup.procs", "0");
-	rmdir(cgroup_path);
-	cgroup_path[0] = '\0';
-}
-
-static unsigned long cgroup_charge(void)
-{
-	char path[256];
-
-	cgroup_file(path, sizeof(path), cgroup_path, "memory.current");
-	return read_num(path);
 }
 
 FIXTURE(migrate_copy_leaks)
@@ -1533,10 +1309,15 @@ TEST_F_TIMEOUT(migrate_copy_leaks, fail_all, TIMEOUT_S)
 	unsigned long charge, not_lost, hugetlb, bytes, round;
 	struct mem *mem = &self->mem;
 	unsigned int tries = 0;
+	const char *reason;
 
-	if (!fault_supported(_metadata) || !cgroup_enter(_metadata))
+	if (!fault_supported(_metadata))
 		return;
-	charge = cgroup_charge();
+	/* To see what is charged to it. */
+	reason = cgroup_enter("memory");
+	if (reason)
+		SKIP(return, "memory: %s", reason);
+	charge = cgroup_read("memory.current");
 	if (!mem_alloc(_metadata, mem, variant->part))
 		return;
 	hugetlb = hugetlb_free_pages(default_huge_page_size());
@@ -1569,7 +1350,7 @@ TEST_F_TIMEOUT(migrate_copy_leaks, fail_all, TIMEOUT_S)
 	} while (lost_memory(_metadata, &not_lost));
 	mem_free(mem);
 	drain_lru_caches();
-	ASSERT_LT(cgroup_charge(), charge + LEAK_TOLERANCE);
+	ASSERT_LT(cgroup_read("memory.current"), charge + LEAK_TOLERANCE);
 }
 
 /* Migration while the memory is used. */
@@ -2461,18 +2242,6 @@ FIXTURE_VARIANT_ADD(migrate_copy_mt, memory_only_pull) {
 };
 
 FIXTURE_VARIANT_ADD(migrate_copy_mt, mixed) { PARTS_MIXED };
-
-static bool node_has_cpu(int nid)
-{
-	struct bitmask *cpus = numa_allocate_cpumask();
-	bool has;
-
-	if (numa_node_to_cpus(nid, cpus))
-		ksft_exit_fail_perror("numa_node_to_cpus() failed");
-	has = numa_bitmask_weight(cpus);
-	numa_free_cpumask(cpus);
-	return has;
-}
 
 static bool use_memory_only_node(struct __test_metadata *_metadata)
 {
