@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 
 # LINUX=DIR: for run, test, bench and shell, the user's own base; for apply, the
-# tree that the series goes onto.
-export LINUX SIGNOFF
+# tree that the series goes onto. The others are for send and compare.
+export LINUX SIGNOFF PART VERSION PREFIX OUT
 
 help:		## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -13,6 +13,8 @@ selftests:	## the mm selftests of the kernel, on stock and on patched: results/
 bench:		## measure at length, several boots of each kernel: results/
 native:		## measure the copy at full speed, in user-mode kernels: results/
 apply:		## put the series onto your own tree: LINUX=DIR [SIGNOFF=1]
+send:		## write the mails of one part, mail nothing: PART=rmap [VERSION=v2] [OUT=DIR]
+compare:	## what has changed since a version: VERSION=v1
 tree:		## make linux/ (a git tree, one commit a patch) of base and patches
 refresh:	## write the patches out of linux/
 check:		## static checks only
@@ -22,7 +24,7 @@ analyze:	## sparse, coccicheck, checkstack, htmldocs: results/
 shell:		## an interactive shell in the patched guest
 clean:		## remove build/
 
-run test selftests bench native matrix bisect analyze apply refresh:
+run test selftests bench native matrix bisect analyze apply send compare refresh:
 	@scripts/$@
 
 tree check:
@@ -38,5 +40,5 @@ shell:
 clean:
 	rm -rf build
 
-.PHONY: help run test selftests bench native matrix bisect analyze apply tree refresh \
-	check shell clean
+.PHONY: help run test selftests bench native matrix bisect analyze apply send compare \
+	tree refresh check shell clean
