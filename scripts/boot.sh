@@ -5,9 +5,9 @@
 
 . "$(dirname "$0")/series.sh"
 
-# What kernel is tested; the most seconds that a guest may take; what it does in
-# the end; where its output goes.
-flavour='test' limit=1200 finally=':'
+# What kernel is tested; the most seconds that a guest may take; what it does in the
+# end; what else is on its command line; where its output goes.
+flavour='test' limit=1200 finally=':' append=''
 dir=$logs/${0##*/}
 
 # disk FILE SIZE MKFS...: an image for a guest, with what the command makes on it.
@@ -41,6 +41,9 @@ in_guest()
 # there, and not in the first 5 seconds.
 leaks=/sys/kernel/debug/kmemleak
 find_leaks="echo scan >$leaks; sleep 6; echo scan >$leaks; cat $leaks"
+
+# For them as well: slow kernels on a slow CPU are not to be taken for dead.
+be_patient='workqueue.watchdog_thresh=120 watchdog_thresh=60'
 
 # For the command of a guest: into the ext4, with the selftests in it.
 on_ext4="mkdir /tmp/ext4 && mount /dev/vda /tmp/ext4 &&
@@ -91,28 +94,30 @@ clean_log()
 passed=0 failed=0 skipped=0 executed=0
 run_tests()
 {
-	local name=$1 kind=$2 command=$3 kunit=0 rc=0 counts
+	local name=$1 kind=$2 command=$3 kunit=0 rc=0 more='' counts
+	local profiling='page_owner=on sysctl.vm.mem_profiling=1'
 	shift 3
 
 	say "$name"
 	mkdir -p "$dir"
 	[ "$kind" = out ] || kunit=1
 	in_guest patched "$dir/$name" "$command" -p 4 \
-		-k "kunit.enable=$kunit page_owner=on" "$@" || rc=$?
-	"$top/scripts/tap" "$name" "$dir/$name.$kind" >"$dir/$name.results"
-	sed '$d' "$dir/$name.results"
-	read -r -a counts < <(tail -n 1 "$dir/$name.results")
+		-k "kunit.enable=$kunit $profiling $append" "$@" || rc=$?
+	"$top/scripts/tap" "$name" "$dir/$name.$kind" >"$dir/$name.tap"
+	read -r -a counts < <(tail -n 1 "$dir/$name.tap")
 	if [ $((counts[0] + counts[1] + counts[2])) = 0 ]; then
-		echo "  FAILED: $name: no result"
-		counts[1]=1
+		more+="  FAILED: $name: no result"$'\n'
 	elif [ "${counts[1]}" = 0 ] && [ $rc != 0 ] && [ $rc != 4 ]; then
-		echo "  FAILED: $name: exit status $rc"
-		counts[1]=1
+		more+="  FAILED: $name: exit status $rc"$'\n'
 	fi
-	if ! clean_log "$dir/$name.log"; then
-		echo "  FAILED: $name: the kernel log is not clean"
-		counts[1]=$((counts[1] + 1))
-	fi
+	clean_log "$dir/$name.log" || more+="  FAILED: $name: the kernel log is not clean"$'\n'
+	counts[1]=$((counts[1] + $(grep -c . <<<"$more" || true)))
+	{
+		sed '$d' "$dir/$name.tap"
+		printf '%s' "$more"
+		echo "${counts[*]}"
+	} >"$dir/$name.results"
+	sed '$d' "$dir/$name.results"
 	[ "${counts[1]}" = 0 ] || echo "  (see ${dir#"$top"/}/$name.*)"
 	passed=$((passed + counts[0]))
 	failed=$((failed + counts[1]))

@@ -116,8 +116,8 @@ kmake()
 }
 
 # kconfig KIND FLAVOUR OUT: allnoconfig with configs/guest.config and
-# configs/FLAVOUR.config over it. nomt goes over measure; debug and kcsan go over
-# test, which has the suites of mm/tests as well.
+# configs/FLAVOUR.config over it. nomt goes over measure and debug over test; kernels
+# that run tests have the suites of mm/tests as well.
 kconfig()
 {
 	local kind=$1 flavour=$2 out=$3 src over=()
@@ -127,13 +127,14 @@ kconfig()
 	[ "$kind" != patched ] || over=("$top/configs/patched.config")
 	case $flavour in
 	nomt)	over+=("$top/configs/measure.config") ;;
-	debug|kcsan)
-		over+=("$top/configs/test.config") ;;
+	debug)	over+=("$top/configs/test.config") ;;
 	esac
 	over+=("$top/configs/$flavour.config")
-	if [[ " ${over[*]} " = *"/test.config "* ]] && [ -f "$src/mm/tests/.kunitconfig" ]; then
-		over+=("$src/mm/tests/.kunitconfig")
-	fi
+	case $flavour in
+	test|debug|kcsan)
+		[ ! -f "$src/mm/tests/.kunitconfig" ] ||
+			over+=("$src/mm/tests/.kunitconfig") ;;
+	esac
 	cat "$top/configs/guest.config" "${over[@]}" >"$out/all.config"
 	allconfig "$kind" "$out"
 }

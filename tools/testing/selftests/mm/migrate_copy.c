@@ -593,6 +593,7 @@ static void mem_free(struct mem *mem)
 {
 	struct part *part;
 
+	racers_stop();
 	for (part = mem->part; part < mem->part + mem->nr_parts; part++) {
 		munmap(part->start, part->len);
 		if (part->fd >= 0)
@@ -778,6 +779,7 @@ static void setup(struct __test_metadata *_metadata, bool mt)
 
 static void teardown(void)
 {
+	racers_stop();
 	fault_off();
 	hugetlb_restore_settings();
 }
@@ -1388,14 +1390,13 @@ static void race_start(struct __test_metadata *_metadata, struct race *race,
 		       pthread_t *thread, void *(*fn)(void *))
 {
 	*race = (struct race) { .mem = mem, .nr = nr, .fd = fd };
-	ASSERT_EQ(pthread_create(thread, NULL, fn, race), 0);
+	ASSERT_EQ(racer_start(thread, fn, race, &race->stop), 0);
 }
 
 static void race_stop(struct __test_metadata *_metadata, struct race *race,
 		      pthread_t thread)
 {
-	atomic_store(&race->stop, true);
-	ASSERT_EQ(pthread_join(thread, NULL), 0);
+	ASSERT_EQ(racer_stop(thread), 0);
 	ASSERT_EQ(race->err, 0);
 	ASSERT_EQ(race->nr_wrong, 0);
 	ASSERT_GT(race->nr_done, 0);
@@ -2080,7 +2081,7 @@ TEST_F_TIMEOUT(migrate_copy_aio, ring, TIMEOUT_S)
 	if (aio.race.fd < 0)
 		SKIP(return, "no direct I/O in the current directory");
 	force_read_pages(ring, nr, pagesize);
-	ASSERT_EQ(pthread_create(&thread, NULL, read_by_aio, &aio), 0);
+	ASSERT_EQ(racer_start(&thread, read_by_aio, &aio, &aio.race.stop), 0);
 
 	do {
 		nr_moved += move_range(_metadata, ring, nr, node[++moves % 2]);
@@ -2204,7 +2205,8 @@ TEST_F_TIMEOUT(migrate_copy_udmabuf, short_pins, TIMEOUT_S)
 	uint64_t start = now_ns();
 	pthread_t thread;
 
-	ASSERT_EQ(pthread_create(&thread, NULL, write_by_udmabuf, &udmabuf), 0);
+	ASSERT_EQ(racer_start(&thread, write_by_udmabuf, &udmabuf,
+			      &udmabuf.race.stop), 0);
 	do {
 		nr_moved += move_range(_metadata, self->start, UDMABUF_PAGES,
 				       node[++moves % 2]);
@@ -2275,9 +2277,9 @@ FIXTURE_SETUP(migrate_copy_mt)
 
 FIXTURE_TEARDOWN(migrate_copy_mt)
 {
+	mem_free(&self->mem);
 	if (self->cpu_fd >= 0 && write(self->cpu_fd, "1", 1) != 1)
 		TH_LOG("a CPU stays offline");
-	mem_free(&self->mem);
 	teardown();
 }
 

@@ -3,9 +3,9 @@
 #include <fcntl.h>
 #include <numa.h>
 #include <numaif.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -114,6 +114,52 @@ bool node_has_cpu(int nid)
 	has = numa_bitmask_weight(cpus);
 	numa_free_cpumask(cpus);
 	return has;
+}
+
+/* Threads. */
+
+#define MAX_RACERS	16
+
+static struct {
+	pthread_t thread;
+	atomic_bool *stop;
+} racers[MAX_RACERS];
+
+static unsigned int nr_racers;
+
+int racer_start(pthread_t *thread, void *(*fn)(void *), void *arg,
+		atomic_bool *stop)
+{
+	int err;
+
+	if (nr_racers == MAX_RACERS)
+		ksft_exit_fail_msg("too many threads\n");
+	atomic_store(stop, false);
+	err = pthread_create(thread, NULL, fn, arg);
+	if (err)
+		return err;
+	racers[nr_racers].thread = *thread;
+	racers[nr_racers].stop = stop;
+	nr_racers++;
+	return 0;
+}
+
+int racer_stop(pthread_t thread)
+{
+	unsigned int i = 0;
+
+	while (!pthread_equal(racers[i].thread, thread))
+		if (++i == nr_racers)
+			return -1;
+	atomic_store(racers[i].stop, true);
+	racers[i] = racers[--nr_racers];
+	return pthread_join(thread, NULL);
+}
+
+void racers_stop(void)
+{
+	while (nr_racers)
+		racer_stop(racers[0].thread);
 }
 
 /* Signals: of whichever thread. */
@@ -236,13 +282,17 @@ const char *cgroup_enter(const char *controller)
 	return NULL;
 }
 
-void cgroup_leave(void)
+/* False if it is still there. */
+bool cgroup_leave(void)
 {
+	bool left;
+
 	if (!cgroup_path[0])
-		return;
-	write_in(cgroup_root, "cgroup.procs", "0");
-	rmdir(cgroup_path);
+		return true;
+	left = write_in(cgroup_root, "cgroup.procs", "0") &&
+	       !rmdir(cgroup_path);
 	cgroup_path[0] = '\0';
+	return left;
 }
 
 /* Setup. */
@@ -250,12 +300,19 @@ void cgroup_leave(void)
 /* Shared with the processes that run the tests. */
 static bool *thp_is_set;
 
+/* Whoever exits has them restored. */
+static void forget_thp_settings(void)
+{
+	*thp_is_set = false;
+}
+
 static void __attribute__((constructor)) share_settings(void)
 {
 	thp_is_set = mmap(NULL, sizeof(*thp_is_set), PROT_READ | PROT_WRITE,
 			  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (thp_is_set == MAP_FAILED)
 		ksft_exit_fail_perror("mmap() failed");
+	atexit(forget_thp_settings);
 }
 
 /*
@@ -271,6 +328,7 @@ static void set_thp_settings(void)
 		return;
 	thp_read_settings(&settings);
 	settings.thp_defrag = THP_DEFRAG_ALWAYS;
+	settings.use_zero_page = true;
 	for (i = 0; i < NR_ORDERS; i++) {
 		settings.hugepages[i].enabled = THP_NEVER;
 		settings.shmem_hugepages[i].enabled = SHMEM_NEVER;

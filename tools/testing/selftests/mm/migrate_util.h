@@ -2,6 +2,8 @@
 #ifndef __MIGRATE_UTIL_H__
 #define __MIGRATE_UTIL_H__
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -30,6 +32,15 @@ unsigned long nr_isolated(void);
 void drain_lru_caches(void);
 bool node_has_cpu(int nid);
 
+/*
+ * Threads that race with a test, each until *@stop is set. Return 0, or not.
+ * A test that fails leaves them to racers_stop(), before what they use is gone.
+ */
+int racer_start(pthread_t *thread, void *(*fn)(void *), void *arg,
+		atomic_bool *stop);
+int racer_stop(pthread_t thread);
+void racers_stop(void);
+
 /* An access that is expected to fail: return the signal, 0 if none. */
 int try_read(char *addr);
 int try_write(char *addr);
@@ -37,7 +48,7 @@ int try_poison(char *addr);
 
 /* A cgroup of our own: return NULL, or why there is none. */
 const char *cgroup_enter(const char *controller);
-void cgroup_leave(void);
+bool cgroup_leave(void);
 bool cgroup_write(const char *name, const char *value);
 unsigned long cgroup_read(const char *name);
 unsigned long cgroup_stat(const char *file, const char *name);
