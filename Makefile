@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 
 # LINUX=DIR: the user's own base; for apply, the tree that the series goes onto.
-export LINUX SIGNOFF MINUTES
+# What the others are for is in the list of targets, and in scripts/send --help.
+export LINUX SIGNOFF MINUTES PART VERSION PREFIX OUT
 
 help:		## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -9,6 +10,8 @@ help:		## this list
 run:		## set up, build stock and patched, boot both, measure, print the table
 test:		## all that CI runs
 apply:		## put the series onto your own tree: LINUX=DIR [SIGNOFF=1]
+send:		## write the mails of a part, mail none: PART=rmap [VERSION=v2 OUT=DIR SIGNOFF=1]
+compare:	## what has changed since a tagged version, patch by patch: VERSION=v1
 tree:		## make linux/ (a git tree, one commit a patch) of base and patches
 refresh:	## write the patches out of linux/
 check:		## static checks only
@@ -23,7 +26,8 @@ native:		## measure the copy at full speed, in user-mode kernels: results/
 shell:		## an interactive shell in the patched guest
 clean:		## remove build/
 
-run test selftests debug soak matrix bisect analyze bench native apply refresh:
+run test selftests debug soak matrix bisect analyze bench native apply send \
+compare refresh:
 	@scripts/$@
 
 tree check:
@@ -40,4 +44,4 @@ clean:
 	rm -rf build
 
 .PHONY: help run test selftests debug soak matrix bisect analyze bench native apply \
-	tree refresh check shell clean
+	send compare tree refresh check shell clean

@@ -25,11 +25,13 @@ logs=$work/logs
 BASE_VERSION=7.3.4-1~bpo13+1
 BASE_SHA256=703e369ddd4cce971452f5a593ee55df3a5c10c83caf0fa0df039633ed181ee3
 VNG_VERSION=1.35
+B4_VERSION=0.14.2
 
-# virtme-ng and QEMU as scripts/setup unpacked them, where the system has none or
+# virtme-ng, QEMU and b4 as scripts/setup unpacked them, where the system has none or
 # one that is too old.
-export PATH="$build/qemu/usr/bin:$build/qemu-arm/usr/bin:$PATH:$build/vng/usr/bin"
-export PYTHONPATH="$build/vng/usr/lib/python3/dist-packages${PYTHONPATH:+:$PYTHONPATH}"
+export PATH="$build/qemu/usr/bin:$build/qemu-arm/usr/bin:$build/b4/usr/bin:$PATH:$build/vng/usr/bin"
+python=usr/lib/python3/dist-packages
+export PYTHONPATH="$build/vng/$python:$build/b4/$python${PYTHONPATH:+:$PYTHONPATH}"
 
 mkdir -p "$logs"
 

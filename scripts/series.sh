@@ -95,8 +95,8 @@ init_linux()
 	mv "$linux" "$new"
 }
 
-# import_patches: makes commits of patches/ on top of the base, as git am would,
-# but leaves the files of linux/ alone. Prints the last one.
+# import_patches DIR: makes commits of the patches in a directory on top of the base,
+# as git am would, but leaves the files of linux/ alone. Prints the last one.
 import_patches()
 (
 	tmp=$(mktemp -d "$work/import.XXXXXX")
@@ -105,7 +105,7 @@ import_patches()
 
 	parent=$(base_commit)
 	g read-tree "$parent"
-	for patch in "$top"/patches/*.patch; do
+	for patch in "$1"/*.patch; do
 		[ -e "$patch" ] || continue
 		g mailinfo "$tmp/message" "$tmp/diff" <"$patch" >"$tmp/info"
 		field() { sed -n "s/^$1: //p" "$tmp/info"; }
@@ -121,6 +121,35 @@ import_patches()
 	done
 	echo "$parent"
 )
+
+# last_of PART: the commit in linux/ that its last patch is.
+last_of()
+{
+	local last commit
+
+	last=$(awk -v part="$1" '/^# part:/ { at = $3 }
+				 at == part && /^[0-9]/ { last = $1 }
+				 END { print last }' "$top/series")
+	last=${last#*-}
+	last=${last%.patch}
+	commit=$(g log --format='%H %f' "$(base_commit)..HEAD" |
+		awk -v name="${last:-?}" 'index($2, name) == 1 { print $1 }')
+	[ -n "$commit" ] || die "linux/ has no commit for the last patch of part $1: $last"
+	echo "$commit"
+}
+
+# before PART: the last commit in linux/ of what comes before it.
+before()
+{
+	local part last
+
+	last=$(base_commit)
+	for part in $parts; do
+		[ "$part" != "$1" ] || break
+		last=$(last_of "$part")
+	done
+	echo "$last"
+}
 
 # list_series PATCHES: the file `series` for the patches in a directory. The part
 # of a patch is the one under whose heading its name, less the number, stands
