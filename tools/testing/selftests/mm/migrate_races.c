@@ -903,6 +903,7 @@ static bool fill_node(struct __test_metadata *_metadata, struct area *hog,
 	size_t len, pos;
 	unsigned long before, now;
 	unsigned int i;
+	long ret;
 
 	if (total > FULL_MAX_BYTES)
 		SKIP(return false, "node %d is too large to fill", node[1]);
@@ -930,11 +931,15 @@ static bool fill_node(struct __test_metadata *_metadata, struct area *hog,
 	 */
 	if (!change_setting(MIN_FREE_PATH, "4096"))
 		SKIP(return false, "no " MIN_FREE_PATH);
-	hog_memory(_metadata, hog->start + pos, 2 * FULL_CHUNK, node[0]);
-	for (i = 0; i < 2 * FULL_CHUNK / pagesize; i++)
-		hog->pages[i] = hog->start + pos + i * pagesize;
-	if (move_listed(hog, i, node[1]) < 0)
-		ASSERT_EQ(errno, ENOMEM);
+	do {
+		ASSERT_LE(pos + FULL_CHUNK, len);
+		hog_memory(_metadata, hog->start + pos, FULL_CHUNK, node[0]);
+		for (i = 0; i < FULL_CHUNK / pagesize; i++)
+			hog->pages[i] = hog->start + pos + i * pagesize;
+		pos += FULL_CHUNK;
+		ret = move_listed(hog, i, node[1]);
+	} while (!ret);
+	check_moved(_metadata, ret);
 
 	for (i = 0; i < 2 * leave / pagesize; i += 2)
 		ASSERT_EQ(madvise(page_addr(hog, i), pagesize,
