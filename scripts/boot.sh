@@ -87,19 +87,41 @@ clean_log()
 	"$top/scripts/klog" "$1"
 }
 
+# what_runs COMMAND: changes with the kernel and the programs that it names.
+what_runs()
+{
+	local program
+
+	{
+		cat "$work/patched-$flavour/arch/x86/boot/bzImage"
+		for program in $(categories) migration rmap; do
+			[[ $1 != *"$program"* ]] || cat "$work/selftests/$program"
+		done
+	} | sha256sum
+}
+
 # run_tests NAME KIND COMMAND OPTIONS...: runs the command under the patched kernel,
 # with an ext4 as /dev/vda, and counts the results: those of KUnit in the kernel log
 # (KIND is log) or those of the command in its output (out). OPTIONS are of
-# scripts/guest.
-passed=0 failed=0 skipped=0 executed=0
+# scripts/guest. With $resume, what has passed is not run again.
+passed=0 failed=0 skipped=0 executed=0 resume=''
 run_tests()
 {
-	local name=$1 kind=$2 command=$3 kunit=0 rc=0 more='' counts
+	local name=$1 kind=$2 command=$3 kunit=0 rc=0 more='' what counts
 	local profiling='page_owner=on sysctl.vm.mem_profiling=1'
 	shift 3
 
-	say "$name"
 	mkdir -p "$dir"
+	what=$(what_runs "$command")
+	if [ -n "$resume" ] && [ "$(cat "$dir/$name.passed" 2>/dev/null)" = "$what" ]; then
+		say "$name has passed"
+		read -r -a counts < <(tail -n 1 "$dir/$name.results")
+		passed=$((passed + counts[0]))
+		skipped=$((skipped + counts[2]))
+		return
+	fi
+	say "$name"
+	rm -f "$dir/$name".*
 	[ "$kind" = out ] || kunit=1
 	in_guest patched "$dir/$name" "$command" -p 4 \
 		-k "kunit.enable=$kunit $profiling $append" "$@" || rc=$?
@@ -118,7 +140,11 @@ run_tests()
 		echo "${counts[*]}"
 	} >"$dir/$name.results"
 	sed '$d' "$dir/$name.results"
-	[ "${counts[1]}" = 0 ] || echo "  (see ${dir#"$top"/}/$name.*)"
+	if [ "${counts[1]}" = 0 ]; then
+		echo "$what" >"$dir/$name.passed"
+	else
+		echo "  (see ${dir#"$top"/}/$name.*)"
+	fi
 	passed=$((passed + counts[0]))
 	failed=$((failed + counts[1]))
 	skipped=$((skipped + counts[2]))
