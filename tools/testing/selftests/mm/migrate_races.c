@@ -52,6 +52,7 @@
 #define MAX_CHUNK		32U
 #define MAX_TRIES		100
 #define MAX_BLOCKS		16
+#define OFFLINE_S		5
 
 /* Emulators are slow, and may share a machine. */
 #define TIMEOUT_S		180
@@ -2413,6 +2414,27 @@ TEST_F_TIMEOUT(migrate_system, cpu_offline, TIMEOUT_S)
 	run_races(_metadata, &self->race, NULL, &self->area, toggle_cpu);
 }
 
+static void interrupt(int sig)
+{
+}
+
+/* Who takes memory away tries again and again until a signal comes. */
+static bool try_offline(const char *path)
+{
+	struct sigaction sa = { .sa_handler = interrupt }, old;
+	bool is_offline;
+	int err;
+
+	sigaction(SIGALRM, &sa, &old);
+	alarm(OFFLINE_S);
+	is_offline = try_write_file(path, "offline");
+	err = errno;
+	alarm(0);
+	sigaction(SIGALRM, &old, NULL);
+	errno = err;
+	return is_offline;
+}
+
 /* A block of memory of node[1] that can be taken away, in self->block. */
 static bool find_block(char *path, size_t len)
 {
@@ -2423,7 +2445,7 @@ static bool find_block(char *path, size_t len)
 			 n);
 		if (access(path, W_OK))
 			continue;
-		if (try_write_file(path, "offline"))
+		if (try_offline(path))
 			return true;
 		tries++;
 	}
@@ -2474,9 +2496,10 @@ TEST_F_TIMEOUT(migrate_system, memory_offline, TIMEOUT_S)
 		nr += pfn - first < block_pages;
 	}
 	ASSERT_GT(nr, 0);
-	while (!try_write_file(self->block, "offline")) {
-		ASSERT_EQ(errno, EBUSY);
-		ASSERT_LT(tries++, MAX_TRIES);
+	while (!try_offline(self->block)) {
+		ASSERT_LT(tries++, MAX_BLOCKS) {
+			TH_LOG("%s", strerror(errno));
+		}
 		usleep(10000);
 	}
 	for (i = 0; i < area->nr_pages; i++) {
