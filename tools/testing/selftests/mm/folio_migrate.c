@@ -17,10 +17,8 @@
 #include <numa.h>
 #include <numaif.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <time.h>
 #include <linux/userfaultfd.h>
 #include <sys/auxv.h>
 #include <sys/ioctl.h>
@@ -31,6 +29,7 @@
 
 #include "../../../../mm/gup_test.h"
 #include "hugepage_settings.h"
+#include "migrate_util.h"
 #include "vm_util.h"
 
 #define KPF_UNEVICTABLE		BIT_ULL(18)
@@ -44,13 +43,6 @@
 #define GUP_TEST_PATH		"/sys/kernel/debug/gup_test"
 #define UNPOISON_PATH		"/sys/kernel/debug/hwpoison/unpoison-pfn"
 #define KSM_RUN_PATH		"/sys/kernel/mm/ksm/run"
-#define STAT_REFRESH_PATH	"/proc/sys/vm/stat_refresh"
-
-static size_t pagesize;
-static size_t pmdsize;
-static int node[2];
-static int pagemap_fd;
-static int kpageflags_fd;
 
 static const char * const counter_names[] = {
 	"nr_anon",
@@ -88,50 +80,6 @@ struct mem {
 static void __attribute__((constructor)) save_settings(void)
 {
 	thp_save_settings();
-}
-
-/* Signals: an access that is expected to fail. */
-
-static sigjmp_buf trap_env;
-static atomic_bool trap_armed;
-
-static void trap_handler(int sig)
-{
-	if (trap_armed)
-		siglongjmp(trap_env, sig);
-	/* Not expected: let the access be repeated, and end the test. */
-	signal(sig, SIG_DFL);
-}
-
-static void set_trap_handler(void)
-{
-	struct sigaction sa = { .sa_handler = trap_handler };
-
-	sigaction(SIGSEGV, &sa, NULL);
-	sigaction(SIGBUS, &sa, NULL);
-}
-
-/* Return the signal that the access raised, 0 if none. */
-static int try_read(char *addr)
-{
-	int sig = sigsetjmp(trap_env, 1);
-
-	trap_armed = !sig;
-	if (!sig)
-		FORCE_READ(*addr);
-	trap_armed = false;
-	return sig;
-}
-
-static int try_write(char *addr)
-{
-	int sig = sigsetjmp(trap_env, 1);
-
-	trap_armed = !sig;
-	if (!sig)
-		__atomic_store_n(addr, FORCE_READ(*addr), __ATOMIC_RELAXED);
-	trap_armed = false;
-	return sig;
 }
 
 /* Contents. */
@@ -216,12 +164,9 @@ static void read_u64s(int fd, uint64_t *buf, unsigned int nr, unsigned long pos)
 /* As few system calls as possible: this is done for all pages all the time. */
 static struct backing *get_backing(struct mem *mem)
 {
-	struct backing *backing = calloc(mem->nr_pages, sizeof(*backing));
-	uint64_t *buf = calloc(mem->nr_pages, sizeof(*buf));
+	struct backing *backing = alloc(mem->nr_pages, sizeof(*backing));
+	uint64_t *buf = alloc(mem->nr_pages, sizeof(*buf));
 	unsigned int i, j, nr;
-
-	if (!backing || !buf)
-		ksft_exit_fail_perror("calloc() failed");
 
 	for (i = 0; i < mem->nr_pages; i += nr) {
 		char *addr = mem->page[i].addr;
@@ -329,24 +274,17 @@ static unsigned long read_counter(struct mem *mem, enum counter counter)
 	return thp_read_num(name);
 }
 
+/*
+ * The counters are those of the system. Nobody else gets folios of these sizes
+ * while a test runs, but folios of the one before may wait in a per-CPU batch:
+ * drain_lru_caches() first.
+ */
 static void read_counters(struct mem *mem)
 {
 	int i;
 
 	for (i = 0; i < NR_COUNTERS; i++)
 		mem->counters[i] = read_counter(mem, i);
-}
-
-/*
- * The counters are those of the system. Nobody else gets folios of these sizes
- * while a test runs, but folios of the one before may wait in a per-CPU batch.
- */
-static void drain_lru_caches(void)
-{
-	int status, target = node[0];
-	void *page = &status;
-
-	move_pages(0, 1, &page, &target, &status, MPOL_MF_MOVE);
 }
 
 static void check_whole(struct __test_metadata *_metadata, struct mem *mem)
@@ -378,17 +316,6 @@ static void check_partially_mapped(struct __test_metadata *_metadata,
 
 /* Memory. */
 
-/* Return a range that starts a page table and that nothing else will use. */
-static char *reserve(size_t len)
-{
-	char *area = mmap(NULL, len + 3 * pmdsize, PROT_NONE,
-			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-	if (area == MAP_FAILED)
-		ksft_exit_fail_perror("mmap() failed");
-	return (char *)(((uintptr_t)area + pmdsize) & ~(pmdsize - 1));
-}
-
 static void mem_init(struct mem *mem, char *start, unsigned int order,
 		     unsigned int nr_folios)
 {
@@ -400,9 +327,7 @@ static void mem_init(struct mem *mem, char *start, unsigned int order,
 	mem->folio_pages = 1U << order;
 	mem->nr_pages = nr_folios << order;
 	mem->len = mem->nr_pages * pagesize;
-	mem->page = calloc(mem->nr_pages, sizeof(*mem->page));
-	if (!mem->page)
-		ksft_exit_fail_perror("calloc() failed");
+	mem->page = alloc(mem->nr_pages, sizeof(*mem->page));
 	for (i = 0; i < mem->nr_pages; i++)
 		mem->page[i].addr = start + i * pagesize;
 }
@@ -511,11 +436,9 @@ static void remap_across_page_table(struct mem *mem)
 static unsigned int list_folios(struct mem *mem, void **pages)
 {
 	struct backing *backing = get_backing(mem);
-	unsigned long *head = calloc(mem->nr_pages, sizeof(*head));
+	unsigned long *head = alloc(mem->nr_pages, sizeof(*head));
 	unsigned int i, j, nr = 0;
 
-	if (!head)
-		ksft_exit_fail_perror("calloc() failed");
 	for (i = 0; i < mem->nr_pages; i++) {
 		unsigned long pfn = backing[i].pfn;
 
@@ -539,13 +462,10 @@ static unsigned int list_folios(struct mem *mem, void **pages)
 static long move_folios(struct mem *mem, int target, int *status,
 			unsigned int *nr)
 {
-	void **pages = calloc(mem->nr_pages, sizeof(*pages));
-	int *nodes = calloc(mem->nr_pages, sizeof(*nodes));
+	void **pages = alloc(mem->nr_pages, sizeof(*pages));
+	int *nodes = alloc(mem->nr_pages, sizeof(*nodes));
 	unsigned int i;
 	long ret;
-
-	if (!pages || !nodes)
-		ksft_exit_fail_perror("calloc() failed");
 
 	*nr = list_folios(mem, pages);
 	for (i = 0; i < *nr; i++) {
@@ -561,12 +481,10 @@ static long move_folios(struct mem *mem, int target, int *status,
 static void check_node(struct __test_metadata *_metadata, struct mem *mem,
 		       unsigned int first, unsigned int nr, int expected)
 {
-	void **pages = calloc(nr, sizeof(*pages));
-	int *status = calloc(nr, sizeof(*status));
+	void **pages = alloc(nr, sizeof(*pages));
+	int *status = alloc(nr, sizeof(*status));
 	unsigned int i, n = 0;
 
-	ASSERT_NE(pages, NULL);
-	ASSERT_NE(status, NULL);
 	for (i = first; i < first + nr; i++)
 		if (mem->page[i].addr)
 			pages[n++] = mem->page[i].addr;
@@ -583,11 +501,9 @@ static void check_node(struct __test_metadata *_metadata, struct mem *mem,
 static void move_to(struct __test_metadata *_metadata, struct mem *mem,
 		    int target)
 {
-	int *status = calloc(mem->nr_pages, sizeof(*status));
+	int *status = alloc(mem->nr_pages, sizeof(*status));
 	unsigned int i, nr, tries = 0;
 	long ret;
-
-	ASSERT_NE(status, NULL);
 
 	/* Migration is best effort: a page can be busy for a moment. */
 	do {
@@ -630,12 +546,10 @@ static void move_all_but_first(struct __test_metadata *_metadata,
 			       struct mem *mem, int target)
 {
 	unsigned int i, nr, n = mem->folio_pages;
-	int *status = calloc(mem->nr_pages, sizeof(*status));
-	unsigned long *pfn = calloc(n, sizeof(*pfn));
+	int *status = alloc(mem->nr_pages, sizeof(*status));
+	unsigned long *pfn = alloc(n, sizeof(*pfn));
 	int from = page_node(mem, 0);
 
-	ASSERT_NE(status, NULL);
-	ASSERT_NE(pfn, NULL);
 	for (i = 0; i < n; i++)
 		pfn[i] = page_pfn(mem, i);
 
@@ -773,10 +687,9 @@ static void share_with_child(struct __test_metadata *_metadata,
 			     struct child *child)
 {
 	struct page_state *all = mem->page;
-	struct page_state *shared = calloc(mem->nr_pages, sizeof(*shared));
+	struct page_state *shared = alloc(mem->nr_pages, sizeof(*shared));
 	unsigned int i;
 
-	ASSERT_NE(shared, NULL);
 	for (i = 0; i < mem->nr_pages; i++) {
 		if (is_shared(mem, i, first)) {
 			shared[i] = all[i];
@@ -966,58 +879,12 @@ static void check_pipe(struct __test_metadata *_metadata, struct mem *mem,
 	close(fds[1]);
 }
 
-static unsigned long read_meminfo(const char *name)
-{
-	FILE *fp = fopen("/proc/meminfo", "r");
-	unsigned long kb = -1UL;
-	char line[128];
-
-	if (!fp)
-		ksft_exit_fail_perror("/proc/meminfo");
-	if (check_for_pattern(fp, name, line, sizeof(line)))
-		kb = strtoul(line + strlen(name), NULL, 10);
-	fclose(fp);
-	return kb;
-}
-
 static void setup(struct __test_metadata *_metadata)
 {
-	struct thp_settings settings;
-	int i, n, nr = 0;
+	const char *reason = migrate_setup();
 
-	if (geteuid())
-		SKIP(return, "not root");
-	if (numa_available() < 0)
-		SKIP(return, "NUMA not available");
-	for (n = 0; n <= numa_max_node() && nr < 2; n++)
-		if (numa_bitmask_isbitset(numa_all_nodes_ptr, n))
-			node[nr++] = n;
-	if (nr < 2)
-		SKIP(return, "fewer than two NUMA nodes with memory");
-
-	pagesize = getpagesize();
-	pmdsize = read_pmd_pagesize();
-	if (!thp_available() || !pmdsize)
-		SKIP(return, "no transparent huge pages");
-
-	pagemap_fd = open("/proc/self/pagemap", O_RDONLY);
-	ASSERT_GE(pagemap_fd, 0);
-	kpageflags_fd = open("/proc/kpageflags", O_RDONLY);
-	if (kpageflags_fd < 0)
-		SKIP(return, "no /proc/kpageflags");
-
-	set_trap_handler();
-	/* Tasks with a policy are left alone by NUMA balancing. */
-	numa_set_preferred(node[0]);
-
-	/* Large folios only where and when a test asks for them. */
-	thp_read_settings(&settings);
-	settings.thp_defrag = THP_DEFRAG_ALWAYS;
-	for (i = 0; i < NR_ORDERS; i++) {
-		settings.hugepages[i].enabled = THP_NEVER;
-		settings.shmem_hugepages[i].enabled = SHMEM_NEVER;
-	}
-	thp_push_settings(&settings);
+	if (reason)
+		SKIP(return, "%s", reason);
 }
 
 FIXTURE(folio_migrate)
@@ -1059,7 +926,6 @@ FIXTURE_SETUP(folio_migrate)
 
 FIXTURE_TEARDOWN(folio_migrate)
 {
-	thp_restore_settings();
 }
 
 TEST_F(folio_migrate, plain)
@@ -1343,10 +1209,9 @@ static void check_soft_dirty(struct __test_metadata *_metadata,
 TEST_F(folio_migrate, soft_dirty)
 {
 	struct mem *mem = &self->mem;
-	bool *dirty = calloc(mem->nr_pages, sizeof(*dirty));
+	bool *dirty = alloc(mem->nr_pages, sizeof(*dirty));
 	unsigned int i;
 
-	ASSERT_NE(dirty, NULL);
 	if (!softdirty_supported())
 		SKIP(return, "soft-dirty not supported");
 
@@ -1629,8 +1494,8 @@ TEST_F(folio_migrate, mlocked)
 	ASSERT_EQ(mlock(mem->start, mem->len), 0);
 	drain_lru_caches();
 	write_num(STAT_REFRESH_PATH, 1);
-	mlocked = read_meminfo("Mlocked:");
-	unevictable = read_meminfo("Unevictable:");
+	mlocked = read_stat("/proc/meminfo", "Mlocked:");
+	unevictable = read_stat("/proc/meminfo", "Unevictable:");
 
 	for (i = 1; i <= 4; i++) {
 		move_to(_metadata, mem, node[i % 2]);
@@ -1638,8 +1503,8 @@ TEST_F(folio_migrate, mlocked)
 
 		drain_lru_caches();
 		write_num(STAT_REFRESH_PATH, 1);
-		ASSERT_EQ(read_meminfo("Mlocked:"), mlocked);
-		ASSERT_EQ(read_meminfo("Unevictable:"), unevictable);
+		ASSERT_EQ(read_stat("/proc/meminfo", "Mlocked:"), mlocked);
+		ASSERT_EQ(read_stat("/proc/meminfo", "Unevictable:"), unevictable);
 		for (k = 0; k < mem->nr_pages; k += mem->folio_pages) {
 			uint64_t flags = pfn_flags(page_pfn(mem, k));
 
@@ -1704,14 +1569,6 @@ struct race {
 	unsigned int nr_during;		/* unmapped before the move had ended */
 	int err;
 };
-
-static uint64_t now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return ts.tv_sec * 1000000000ULL + ts.tv_nsec;
-}
 
 static void *unmap_pages(void *arg)
 {
@@ -1816,13 +1673,12 @@ TEST_F(folio_migrate, unmapped_meanwhile)
  */
 TEST_F(folio_migrate, shmem)
 {
-	struct thp_settings settings = *thp_current_settings();
 	unsigned int order = self->mem.order;
 	unsigned int i, nr_folios = self->mem.nr_folios;
 	struct mem shared, private;
+	char name[64], *other;
 	unsigned long split;
 	size_t len;
-	char *other;
 	int fd;
 
 	if (!(thp_shmem_supported_orders() & (1UL << order)))
@@ -1837,11 +1693,12 @@ TEST_F(folio_migrate, shmem)
 	ASSERT_EQ(mmap(shared.start, len, PROT_READ | PROT_WRITE,
 		       MAP_SHARED | MAP_FIXED, fd, 0), shared.start);
 
-	settings.shmem_hugepages[order].enabled = SHMEM_ALWAYS;
-	thp_push_settings(&settings);
+	snprintf(name, sizeof(name), "hugepages-%zukB/shmem_enabled",
+		 (pagesize << order) >> 10);
+	thp_write_string(name, "always");
 	for (i = 0; i < shared.nr_pages; i++)
 		*shared.page[i].addr = 1;
-	thp_pop_settings();
+	thp_write_string(name, "never");
 	if (nr_whole_folios(&shared) != nr_folios)
 		SKIP(return, "could not allocate shmem folios of order %u",
 		     order);
@@ -1897,20 +1754,6 @@ TEST_F(folio_migrate, shmem)
 
 /* Memory failure. */
 
-/* Return the error of the injection. */
-static int poison(struct mem *mem, unsigned int i)
-{
-	int sig = sigsetjmp(trap_env, 1);
-	int err = 0;
-
-	/* The signal comes before the call has returned. */
-	trap_armed = !sig;
-	if (!sig && madvise(mem->page[i].addr, pagesize, MADV_HWPOISON))
-		err = errno;
-	trap_armed = false;
-	return err;
-}
-
 static bool poison_supported(struct __test_metadata *_metadata)
 {
 	if (madvise(NULL, 0, MADV_HWPOISON))
@@ -1931,7 +1774,7 @@ TEST_F(folio_migrate, poisoned)
 
 	if (!poison_supported(_metadata))
 		return;
-	ASSERT_EQ(poison(mem, i), 0);
+	ASSERT_EQ(try_poison(mem->page[i].addr), 0);
 	ASSERT_TRUE(pfn_flags(pfn) & KPF_HWPOISON);
 	ASSERT_EQ(try_read(addr), SIGBUS);
 	mem->page[i].addr = NULL;
@@ -1958,17 +1801,16 @@ TEST_F(folio_migrate, poisoned_unsplit)
 {
 	struct mem *mem = &self->mem;
 	unsigned int n = mem->folio_pages, i = n / 2;
-	int *status = calloc(mem->nr_pages, sizeof(*status));
+	int *status = alloc(mem->nr_pages, sizeof(*status));
 	unsigned long pfn = page_pfn(mem, i);
 	void *addr = mem->page[i].addr;
 	unsigned int nr;
 	int fds[2], ret;
 
-	ASSERT_NE(status, NULL);
 	if (!poison_supported(_metadata))
 		return;
 	splice_page(_metadata, mem, i - 1, fds);
-	ret = poison(mem, i);
+	ret = try_poison(mem->page[i].addr);
 	check_pipe(_metadata, mem, i - 1, fds);
 	ASSERT_TRUE(ret == 0 || ret == EHWPOISON || ret == EBUSY);
 	ASSERT_TRUE(pfn_flags(pfn) & KPF_HWPOISON);
@@ -2014,7 +1856,6 @@ FIXTURE_SETUP(ksm_migrate)
 FIXTURE_TEARDOWN(ksm_migrate)
 {
 	write_num(KSM_RUN_PATH, self->run);
-	thp_restore_settings();
 }
 
 /* Sixteen pages, merged into two, which are then moved. */
@@ -2086,7 +1927,6 @@ FIXTURE_SETUP(pmd_and_ptes)
 
 FIXTURE_TEARDOWN(pmd_and_ptes)
 {
-	thp_restore_settings();
 }
 
 /* One process maps the folio by a PMD, another one by PTEs. */

@@ -149,10 +149,7 @@ static void restore_changed_settings(void)
 
 static void __attribute__((constructor)) save_settings(void)
 {
-	settings = mmap(NULL, sizeof(*settings), PROT_READ | PROT_WRITE,
-			MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (settings == MAP_FAILED)
-		ksft_exit_fail_perror("mmap() failed");
+	settings = alloc_shared(sizeof(*settings));
 	atexit(restore_changed_settings);
 	if (!geteuid())
 		hugepage_save_settings(true, false);
@@ -1272,7 +1269,9 @@ static void move_for(struct __test_metadata *_metadata, struct area *area,
 	do {
 		target = node[(area->moves + 1) % 2];
 		check_moved(_metadata, move_some(area, target));
-		moved = moved || nr_on_node(area, target);
+		/* They were, and new ones are, on node[0]. */
+		if (target == node[1] && !moved)
+			moved = nr_on_node(area, target);
 		/* Who waits for a page that is always being moved gets it. */
 		if (atomic_load(&race->nr_done) < nr)
 			usleep(1000);
@@ -2371,6 +2370,27 @@ FIXTURE_SETUP(migrate_system)
 	setup(_metadata, variant->mt);
 }
 
+static void interrupt(int sig)
+{
+}
+
+/* Who takes memory away tries again and again until a signal comes. */
+static bool try_offline(const char *path)
+{
+	struct sigaction sa = { .sa_handler = interrupt }, old;
+	bool is_offline;
+	int err;
+
+	sigaction(SIGALRM, &sa, &old);
+	alarm(OFFLINE_S);
+	is_offline = try_write_file(path, "offline");
+	err = errno;
+	alarm(0);
+	sigaction(SIGALRM, &old, NULL);
+	errno = err;
+	return is_offline;
+}
+
 FIXTURE_TEARDOWN(migrate_system)
 {
 	area_free(&self->area);
@@ -2381,7 +2401,7 @@ FIXTURE_TEARDOWN(migrate_system)
 	}
 	/* To the zone that it was in before. */
 	if (self->block[0]) {
-		try_write_file(self->block, "offline");
+		try_offline(self->block);
 		EXPECT_TRUE(try_write_file(self->block, "online"));
 	}
 	teardown(_metadata);
@@ -2412,27 +2432,6 @@ TEST_F_TIMEOUT(migrate_system, cpu_offline, TIMEOUT_S)
 	if (self->race.fd < 0)
 		SKIP(return, "no %s", path);
 	run_races(_metadata, &self->race, NULL, &self->area, toggle_cpu);
-}
-
-static void interrupt(int sig)
-{
-}
-
-/* Who takes memory away tries again and again until a signal comes. */
-static bool try_offline(const char *path)
-{
-	struct sigaction sa = { .sa_handler = interrupt }, old;
-	bool is_offline;
-	int err;
-
-	sigaction(SIGALRM, &sa, &old);
-	alarm(OFFLINE_S);
-	is_offline = try_write_file(path, "offline");
-	err = errno;
-	alarm(0);
-	sigaction(SIGALRM, &old, NULL);
-	errno = err;
-	return is_offline;
 }
 
 /* A block of memory of node[1] that can be taken away, in self->block. */

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,10 +34,20 @@ void *alloc(size_t nr, size_t size)
 	return p;
 }
 
+void *alloc_shared(size_t size)
+{
+	void *p = mmap(NULL, size, PROT_READ | PROT_WRITE,
+		       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	if (p == MAP_FAILED)
+		ksft_exit_fail_perror("mmap() failed");
+	return p;
+}
+
 /* Return a range that starts a page table and that nothing else will use. */
 char *reserve(size_t len)
 {
-	char *area = mmap(NULL, len + 2 * pmdsize, PROT_NONE,
+	char *area = mmap(NULL, len + 3 * pmdsize, PROT_NONE,
 			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
 	if (area == MAP_FAILED)
@@ -146,11 +157,13 @@ int racer_start(pthread_t *thread, void *(*fn)(void *), void *arg,
 
 int racer_stop(pthread_t thread)
 {
-	unsigned int i = 0;
+	unsigned int i;
 
-	while (!pthread_equal(racers[i].thread, thread))
-		if (++i == nr_racers)
-			return -1;
+	for (i = 0; i < nr_racers; i++)
+		if (pthread_equal(racers[i].thread, thread))
+			break;
+	if (i == nr_racers)
+		return -1;
 	atomic_store(racers[i].stop, true);
 	racers[i] = racers[--nr_racers];
 	return pthread_join(thread, NULL);
@@ -308,10 +321,7 @@ static void forget_thp_settings(void)
 
 static void __attribute__((constructor)) share_settings(void)
 {
-	thp_is_set = mmap(NULL, sizeof(*thp_is_set), PROT_READ | PROT_WRITE,
-			  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (thp_is_set == MAP_FAILED)
-		ksft_exit_fail_perror("mmap() failed");
+	thp_is_set = alloc_shared(sizeof(*thp_is_set));
 	atexit(forget_thp_settings);
 }
 

@@ -22,6 +22,7 @@ extern int kpageflags_fd;
 const char *migrate_setup(void);
 
 void *alloc(size_t nr, size_t size);
+void *alloc_shared(size_t size);	/* with child processes */
 char *reserve(size_t len);
 uint64_t now_ns(void);
 
@@ -33,7 +34,7 @@ void drain_lru_caches(void);
 bool node_has_cpu(int nid);
 
 /*
- * Threads that race with a test, each until *@stop is set. Return 0, or not.
+ * Threads that race with a test, each until *@stop is set. Return 0 on success.
  * A test that fails leaves them to racers_stop(), before what they use is gone.
  */
 int racer_start(pthread_t *thread, void *(*fn)(void *), void *arg,
