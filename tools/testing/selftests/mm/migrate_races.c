@@ -69,7 +69,7 @@
 #define FILE_BYTES		(4UL << 20)
 #define CHARGE_TOLERANCE	(1024UL << 10)
 #define FULL_MAX_BYTES		(8ULL << 30)
-#define FULL_TRIES		8U
+#define FULL_TRIES		16U
 #define FULL_THPS		8U
 #define FULL_LEAVE		(8UL << 20)
 #define FULL_CHUNK		(32UL << 20)
@@ -952,14 +952,15 @@ static void free_small_pages(struct __test_metadata *_metadata,
 
 /*
  * Folios that find no place as a whole are split: their pages may. If there was
- * more room than it seemed, in what CPUs keep for themselves, others are next.
+ * more room than it seemed, since CPUs keep pages for themselves, other folios
+ * are next.
  */
 TEST_F_TIMEOUT(move_pages, target_full, TIMEOUT_S)
 {
 	unsigned long split = read_vmstat("thp_migration_split ");
-	unsigned int n = pmdsize / pagesize, i, k, t, nr_partly = 0;
+	unsigned int n = pmdsize / pagesize, i, k, t, nr_partly = 0, freed = 0;
 	struct area *area = &self->area;
-	long ret;
+	long ret = -1;
 
 	area_free(area);
 	if (!area_alloc(_metadata, area, FULL_TRIES * FULL_THPS, 0, 0) ||
@@ -969,7 +970,8 @@ TEST_F_TIMEOUT(move_pages, target_full, TIMEOUT_S)
 	for (t = 0; t < FULL_TRIES && !nr_partly; t++) {
 		char *start = area->start + t * FULL_THPS * pmdsize;
 
-		free_small_pages(_metadata, &self->hog, t);
+		if (ret)
+			free_small_pages(_metadata, &self->hog, freed++);
 		for (k = 0; k < FULL_THPS; k++)
 			area->pages[k] = start + k * pmdsize;
 		ret = move_listed(area, FULL_THPS, node[1]);
