@@ -720,6 +720,15 @@ static void start_spinners(void)
 	atexit(kill_spinners);
 }
 
+/* Whoever interrupts this gets his settings back as well. */
+static void quit(int sig)
+{
+	restore_settings();
+	kill_spinners();
+	signal(sig, SIG_DFL);
+	raise(sig);
+}
+
 /* The second thread: touches every page in turn, far apart from each other. */
 
 struct toucher {
@@ -1174,6 +1183,10 @@ int main(int argc, char **argv)
 	}
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	atexit(restore_settings);
+	signal(SIGINT, quit);
+	signal(SIGTERM, quit);
+	signal(SIGHUP, quit);
+	signal(SIGPIPE, quit);
 
 	if (sched_getaffinity(0, sizeof(cpus), &cpus))
 		fail("sched_getaffinity");

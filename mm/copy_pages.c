@@ -252,7 +252,19 @@ VISIBLE_IF_KUNIT void copy_job_copy(struct copy_job *job)
 }
 EXPORT_SYMBOL_IF_KUNIT(copy_job_copy);
 
+/* CPUs that are to be left alone, in whatever way that was said. */
+static bool cpu_may_help(int cpu)
+{
+	/* Cpuset partitions come and go, and with them the CPUs that are isolated. */
+	guard(rcu)();
+
+	return !cpu_is_isolated(cpu) && housekeeping_cpu(cpu, HK_TYPE_WQ);
+}
+
 /*
+ * Workers run where they are asked to, but not only there. So this one looks at
+ * what else there is for the CPU that it is on, and whether it may be there.
+ *
  * The job is gone as soon as it is no longer the helper's, unless a chunk of it
  * is being copied: that is what its caller waits for.
  */
@@ -264,6 +276,7 @@ static void copy_helper_work(struct work_struct *work)
 
 	spin_lock(&helper->lock);
 	while ((job = helper->job) && single_task_running() &&
+	       cpu_may_help(raw_smp_processor_id()) &&
 	       copy_job_take(job, &chunk)) {
 		helper->nr_chunks++;
 		helper->nr_pages += chunk.nr_pages;
@@ -360,12 +373,8 @@ static const struct cpumask *copy_job_cpus(const struct copy_job *job)
 
 static bool cpu_can_help(int cpu)
 {
-	/* Cpuset partitions come and go, and with them the CPUs that are isolated. */
-	guard(rcu)();
-
-	return cpu_active(cpu) && !cpu_is_isolated(cpu) &&
-	       housekeeping_cpu(cpu, HK_TYPE_WQ) &&
-	       idle_cpu(cpu) && !vcpu_is_preempted(cpu);
+	return cpu_active(cpu) && cpu_may_help(cpu) && idle_cpu(cpu) &&
+	       !vcpu_is_preempted(cpu);
 }
 
 /* Do more than @nr of those who copy share their last level cache with @cpu? */
@@ -424,10 +433,51 @@ VISIBLE_IF_KUNIT unsigned int copy_job_ask_idle(struct copy_job *job,
 }
 EXPORT_SYMBOL_IF_KUNIT(copy_job_ask_idle);
 
+/**
+ * copy_pages_start - Let there be helpers, from the first call on.
+ *
+ * Each CPU gets a worker of its own, so that none of them has to wake the next.
+ * That is for those alone who want to copy with several CPUs.
+ *
+ * Context: Process context. May sleep.
+ * Return: 0 on success, -ENOMEM.
+ */
+int copy_pages_start(void)
+{
+	static DEFINE_MUTEX(lock);
+	struct workqueue_struct *wq;
+	struct workqueue_attrs *attrs;
+	int err = -ENOMEM;
+
+	guard(mutex)(&lock);
+	if (copy_pages_wq)
+		return 0;
+
+	wq = alloc_workqueue("copy_pages",
+			     WQ_UNBOUND | WQ_MEM_RECLAIM | WQ_SYSFS, 0);
+	attrs = alloc_workqueue_attrs();
+	if (wq && attrs) {
+		attrs->affn_scope = WQ_AFFN_CPU;
+		err = apply_workqueue_attrs(wq, attrs);
+	}
+	free_workqueue_attrs(attrs);
+	if (!err)
+		copy_pages_wq = wq;
+	else if (wq)
+		destroy_workqueue(wq);
+
+	return err;
+}
+EXPORT_SYMBOL_IF_KUNIT(copy_pages_start);
+
 /* How many helpers are worth their while? Each should get a few chunks. */
 static unsigned int nr_helpers_wanted(unsigned long nr_pages)
 {
 	unsigned long nr_cpus = READ_ONCE(copy_cpus);
+
+	/* No helper has a priority that could serve this task. */
+	if (rt_or_dl_task(current))
+		return 0;
 
 	if (nr_pages * PAGE_SIZE < READ_ONCE(copy_min_bytes))
 		return 0;
@@ -441,10 +491,6 @@ static bool copy_job_run(struct copy_job *job, unsigned long nr_folios,
 {
 	u64 start = trace_mm_copy_pages_mt_enabled() ? ktime_get_ns() : 0;
 	unsigned int nr_asked;
-
-	/* No helper has a priority that could serve this task. */
-	if (rt_or_dl_task(current))
-		return false;
 
 	nr_asked = copy_job_ask_idle(job, nr_helpers_wanted(nr_pages));
 	if (!nr_asked)
@@ -533,14 +579,15 @@ int copy_folio_mt(struct folio *dst, struct folio *src)
 /**
  * __copy_mt_cpus - How many CPUs should have a batch to copy?
  * @nr_pages: The number of base pages that a single CPU has.
+ * @max: The most CPUs that a batch can be made for.
  *
- * Context: Any context.
- * Return: The limit that is set, the caller's own CPU included; 1 if it is such
- * that so many times @nr_pages would not be copied by several CPUs.
+ * Context: Process context.
+ * Return: The limit that is set, the caller's own CPU included, but not more than
+ * @max; 1 if so many times @nr_pages would not be copied by several CPUs.
  */
-unsigned long __copy_mt_cpus(unsigned long nr_pages)
+unsigned long __copy_mt_cpus(unsigned long nr_pages, unsigned long max)
 {
-	const unsigned long nr_cpus = READ_ONCE(copy_cpus);
+	const unsigned long nr_cpus = min(READ_ONCE(copy_cpus), max);
 
 	return nr_helpers_wanted(nr_cpus * nr_pages) ? nr_cpus : 1;
 }
@@ -557,9 +604,16 @@ static ssize_t copy_cpus_store(struct kobject *kobj,
 {
 	static DEFINE_MUTEX(lock);
 	unsigned int nr;
+	int err;
 
 	if (kstrtouint(buf, 10, &nr) || !nr || nr > num_possible_cpus())
 		return -EINVAL;
+
+	if (nr > 1) {
+		err = copy_pages_start();
+		if (err)
+			return err;
+	}
 
 	/* The value and the key must not end up in disagreement. */
 	guard(mutex)(&lock);
@@ -631,29 +685,6 @@ static const struct attribute_group migrate_attr_group = {
 	.attrs = migrate_attrs,
 };
 
-/* Each CPU has a worker of its own, so that none of them has to wake the next. */
-static int __init copy_pages_init_wq(void)
-{
-	struct workqueue_attrs *attrs;
-	int err;
-
-	copy_pages_wq = alloc_workqueue("copy_pages",
-					WQ_UNBOUND | WQ_MEM_RECLAIM | WQ_SYSFS, 0);
-	attrs = alloc_workqueue_attrs();
-	if (!copy_pages_wq || !attrs) {
-		err = -ENOMEM;
-		goto out;
-	}
-
-	attrs->affn_scope = WQ_AFFN_CPU;
-	err = apply_workqueue_attrs(copy_pages_wq, attrs);
-out:
-	if (err && copy_pages_wq)
-		destroy_workqueue(copy_pages_wq);
-	free_workqueue_attrs(attrs);
-	return err;
-}
-
 static int __init copy_pages_init(void)
 {
 	int cpu, err;
@@ -665,10 +696,6 @@ static int __init copy_pages_init(void)
 		spin_lock_init(&helper->lock);
 		helper->cpu = cpu;
 	}
-
-	err = copy_pages_init_wq();
-	if (err)
-		return err;
 
 	err = sysfs_create_group(mm_kobj, &migrate_attr_group);
 	if (err)

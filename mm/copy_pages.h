@@ -54,6 +54,8 @@ struct copy_job {
 	unsigned long nr_helper_pages;
 };
 
+int copy_pages_start(void);
+
 #if IS_ENABLED(CONFIG_KUNIT)
 extern struct workqueue_struct *copy_pages_wq;
 

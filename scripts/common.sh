@@ -52,6 +52,17 @@ die()
 	exit 1
 }
 
+# no_options "$@": for scripts that take none. --help prints what their head says.
+no_options()
+{
+	[ $# != 0 ] || return 0
+	sed -n '3,/^$/ { /shellcheck/d; s/^# \?//p }' "$0" | sed '/./,$!d' >&2
+	case $1 in
+	--help|-h) exit 0 ;;
+	*) exit 1 ;;
+	esac
+}
+
 # logged NAME COMMAND...: run it with its output in build/logs/NAME.log; on
 # failure print the tail and the path.
 logged()

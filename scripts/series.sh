@@ -110,7 +110,8 @@ import_patches()
 		g mailinfo "$tmp/message" "$tmp/diff" <"$patch" >"$tmp/info"
 		field() { sed -n "s/^$1: //p" "$tmp/info"; }
 		g apply --cached --whitespace=nowarn "$tmp/diff" 2>"$tmp/error" ||
-			die "patches/${patch##*/} does not apply:" "$(cat "$tmp/error")"
+			die "patches/${patch##*/} does not apply to ${linux#"$top"/} (the" \
+				"series is for Linux ${BASE_VERSION%%-*}):" "$(cat "$tmp/error")"
 		parent=$({ field Subject; echo; cat "$tmp/message"; } |
 			git stripspace |
 			GIT_AUTHOR_NAME=$(field Author) \

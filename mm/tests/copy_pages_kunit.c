@@ -1689,7 +1689,7 @@ static void cpu_hotplug(struct kunit *test)
 static int copy_pages_suite_init(struct kunit_suite *suite)
 {
 	cpumask_copy(&test_cpus, cpu_online_mask);
-	return 0;
+	return copy_pages_start();
 }
 
 static int copy_pages_test_init(struct kunit *test)
