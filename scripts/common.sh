@@ -174,8 +174,12 @@ allconfig()
 # One kernel build at a time: two would only take turns.
 lock_builds()
 {
-	exec 9>"$build/kernel.lock"
-	flock -n 9 || { say "waiting for another kernel build"; flock 9; }
+	exec 9>>"$build/kernel.lock"
+	if ! flock -n 9; then
+		say "waiting for another kernel build: $(cat "$build/kernel.lock")"
+		flock 9
+	fi
+	echo "${0##*/}, process $$" >"$build/kernel.lock"
 }
 
 # What guests run under: KVM or TCG. A /dev/kvm that opens proves nothing:
