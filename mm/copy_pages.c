@@ -473,7 +473,8 @@ EXPORT_SYMBOL_IF_KUNIT(copy_pages_start);
 /* How many helpers are worth their while? Each should get a few chunks. */
 static unsigned int nr_helpers_wanted(unsigned long nr_pages)
 {
-	unsigned long nr_cpus = READ_ONCE(copy_cpus);
+	/* Whoever finds more than 1 finds the workqueue as well. */
+	unsigned long nr_cpus = smp_load_acquire(&copy_cpus);
 
 	/* No helper has a priority that could serve this task. */
 	if (rt_or_dl_task(current))
@@ -617,7 +618,8 @@ static ssize_t copy_cpus_store(struct kobject *kobj,
 
 	/* The value and the key must not end up in disagreement. */
 	guard(mutex)(&lock);
-	WRITE_ONCE(copy_cpus, nr);
+	/* Pairs with the smp_load_acquire() in nr_helpers_wanted(). */
+	smp_store_release(&copy_cpus, nr);
 	if (nr > 1)
 		static_branch_enable(&copy_mt_key);
 	else
